@@ -59,7 +59,7 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
     _reseed()
     environment = assignment.environment
     if mindio:
-        put_on_path()
+        put_on_path(_folder_of(assignment))
         separate_worlds(environment[JOB], int(environment[RESTARTS]))
     else:
         separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
@@ -89,7 +89,7 @@ def _run_python(assignment: channel.RunProgram) -> int:
     _dump_crashes(assignment.environment)
     name = assignment.command[0]
     sys.argv = list(assignment.command)
-    sys.path.insert(0, os.getcwd() if assignment.is_module else str(Path(name).resolve().parent))
+    sys.path.insert(0, str(_folder_of(assignment)))
     try:
         if assignment.is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -102,6 +102,11 @@ def _run_python(assignment: channel.RunProgram) -> int:
         show_once(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _folder_of(assignment: channel.RunProgram) -> Path:
+    """Return the folder from which the program imports first, as with a plain Python."""
+    return Path.cwd() if assignment.is_module else Path(assignment.command[0]).resolve().parent
 
 
 def _dump_crashes(environment: Mapping[str, str]) -> None:

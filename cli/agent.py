@@ -27,6 +27,7 @@ from ..protocol.shared_signals import leave_to_launcher
 from ..protocol.token import TOKEN_VARIABLE, job_of, joinable
 from .display.plain import echo, log_to_stderr
 from .display.rank_output import RankOutput
+from .numbers import DESCRIPTOR, SESSION, seconds
 from .token import token_file_option
 
 _LOOPBACK = "127.0.0.1"
@@ -61,7 +62,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--join-timeout",
     "limit_s",
-    type=click.FloatRange(min=1),
+    type=seconds(1),
     default=JOIN_S,
     show_default=True,
     metavar="SECONDS",
@@ -70,7 +71,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(min=0),
+    type=seconds(),
     default=GRACE_S,
     show_default=True,
     metavar="SECONDS",
@@ -78,9 +79,11 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     help="From SIGTERM to SIGKILL on this machine: the time that its ranks have to move to another. With a token.",
 )
 @click.option("--show-output", is_flag=True, help="Show what the ranks of this node print, on stdout. With a token.")
-@click.option("--life-fd", type=int, help="End when this inherited pipe is closed at its other end.")
+@click.option("--life-fd", type=DESCRIPTOR, help="End when this inherited pipe is closed at its other end.")
 @click.option("--outlived", is_flag=True, hidden=True, help="The controller does not end with --life-fd.")
-@click.option("--session", type=int, default=0, hidden=True, help="A number above that of earlier agents of the name.")
+@click.option(
+    "--session", type=SESSION, default=0, hidden=True, help="A number above that of earlier agents of the name."
+)
 @click.option("--program", type=click.Path(dir_okay=False, path_type=Path), hidden=True, help="This machine's command.")
 def command(
     *,

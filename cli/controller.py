@@ -14,6 +14,7 @@ from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.shared_signals import leave_to_launcher
 from .display.plain import echo, log_to_stderr
+from .numbers import DESCRIPTOR, seconds
 from .store import store_option
 from .token import token_file_option
 
@@ -55,7 +56,7 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=seconds(),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -69,7 +70,7 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 @click.option(
     "--lease",
     "lease_s",
-    type=click.FloatRange(min=1.0),
+    type=seconds(1),
     default=LEASE_S,
     show_default=True,
     metavar="SECONDS",
@@ -86,7 +87,7 @@ EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
     is_flag=True,
     help="Work on a copy of a journal that cannot be written. Only to stop a job: what is recorded is lost.",
 )
-@click.option("--keepalive-fd", type=int, help="Write a byte to this inherited pipe at least each second.")
+@click.option("--keepalive-fd", type=DESCRIPTOR, help="Write a byte to this inherited pipe at least each second.")
 @click.option("--verbose", is_flag=True, help="Log every refused message, too.")
 def command(
     *,

@@ -22,6 +22,7 @@ from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from ..protocol.wording import count
 from .comparison import Comparison, compare
 from .display.terminal import Terminal
+from .numbers import STEPS_OF_DEMO
 from .run import launch
 from .views.incident_data import incident_json
 from .views.job_text import job_view
@@ -139,7 +140,7 @@ def scenarios(steps: int) -> tuple[Scenario, ...]:
 
 @click.command("demo")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
-@click.option("--steps", type=click.IntRange(min=20), default=100, show_default=True, help="Length of the training.")
+@click.option("--steps", type=STEPS_OF_DEMO, default=100, show_default=True, help="Length of the training.")
 @click.option(
     "--device",
     type=click.Choice([CPU, CUDA, FAKE]),

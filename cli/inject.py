@@ -9,6 +9,7 @@ from ..protocol.types import ArmedFault, FaultAction, InjectionPoint
 from . import device_faults
 from .control import ranks_on, tell, the_job
 from .display.plain import echo
+from .numbers import DEVICE, PROBABILITY, RANK, STEP
 from .reaching import operator_options
 
 FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in FaultAction)
@@ -19,7 +20,7 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
 
 @click.command("inject")
 @click.argument("job", required=False, metavar="[JOB]")
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The rank in which it is caused.")
+@click.option("--rank", type=RANK, metavar="R", help="The rank in which it is caused.")
 @click.option(
     "--node",
     metavar="NAME",
@@ -34,16 +35,14 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
     type=click.Choice(INJECTION_POINTS),
     help="The injection point: a place in a step or in a recovery.",
 )
-@click.option("--step", type=click.IntRange(min=0), metavar="S", help="Only in the step with this index, from 0.")
+@click.option("--step", type=STEP, metavar="S", help="Only in the step with this index, from 0.")
 @click.option("--operation", default="", metavar="OP", help="Only in this collective (allreduce, allgather, ...).")
 @click.option("--group", "group", metavar="R,R,...", help="Only in the process group of these ranks.")
-@click.option(
-    "--rate", type=click.FloatRange(0, 1), default=0.0, metavar="P", help="Again and again, with this probability."
-)
+@click.option("--rate", type=PROBABILITY, default=0.0, metavar="P", help="Again and again, with this probability.")
 @click.option(
     "--device-fault", metavar="CODE|LEVEL", help="Report a fault of the rank's device, or of the node, instead."
 )
-@click.option("--device", type=click.IntRange(min=0), metavar="D", help="With --device-fault: a device of --node.")
+@click.option("--device", type=DEVICE, metavar="D", help="With --device-fault: a device of --node.")
 @click.option("--recover", is_flag=True, help="With --device-fault: report that it has recovered.")
 @click.option("--once", is_flag=True, help="With --device-fault: report it as a single event, which does not last.")
 @operator_options
@@ -164,6 +163,6 @@ def build(
 
 def _members(group: str | None) -> tuple[int, ...]:
     try:
-        return () if group is None else tuple(int(member) for member in group.split(","))
-    except ValueError:
+        return () if group is None else tuple(RANK(member) for member in group.split(","))
+    except click.BadParameter:
         raise click.UsageError(f"--group {group!r}: write the ranks with commas between them, e.g. 0,1,2.") from None

@@ -10,7 +10,8 @@ from ..devices.kinds import device_names
 from ..launch.jobs.rank_variables import named_variables, variables_of_files
 from ..launch.jobs.start import Start
 from ..launch.joining.torchrun_flags import spellings
-from .numbers import NodesAsked, Whole, node_count
+from ..protocol.bounds import MOST_OF_A_NODE
+from .numbers import RESTARTS, SPARES, NodesAsked, Whole, node_count
 
 Decorator = Callable[[Any], Any]
 
@@ -30,7 +31,7 @@ SHAPE: tuple[Decorator, ...] = (
         *spellings("nproc_per_node"),
         "ranks_per_node",
         envvar="PET_NPROC_PER_NODE",
-        type=Whole(min=1),
+        type=Whole(MOST_OF_A_NODE),
         default=1,
         show_default=True,
         help="Ranks on each node.",
@@ -38,7 +39,7 @@ SHAPE: tuple[Decorator, ...] = (
     click.option(
         "--spares",
         "spare_nodes",
-        type=click.IntRange(min=0),
+        type=SPARES,
         default=0,
         show_default=True,
         help="Spare nodes, warm and without ranks, that take the place of a lost one.",
@@ -49,7 +50,7 @@ POLICY: tuple[Decorator, ...] = (
     click.option(
         *spellings("max_restarts"),
         envvar="PET_MAX_RESTARTS",
-        type=click.IntRange(min=0),
+        type=RESTARTS,
         default=0,
         show_default=True,
         help="Restarts of the whole job, for scripts that are not resilient; others go by the policy.",

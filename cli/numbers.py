@@ -1,17 +1,27 @@
-"""Numbers on the command line: whole ones and ranges of them, as torchrun's flags take them, and durations."""
+"""Every kind of number that a command takes, with its bounds; ranges of nodes, as torchrun writes them; and durations.
 
+A number that no job has is refused when the command line is read, before anything is made or sent.
+"""
+
+import math
 import re
 from typing import Any
 
 import click
 import msgspec
 
+from ..protocol.bounds import LARGEST_COUNT, LARGEST_NUMBER, LARGEST_RANK, MOST_NODES
+
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+YEAR_S = 366 * 86_400
 _DURATION = re.compile(r"(\d{1,6})([smhd])")
 
 
 class Whole(click.IntRange):
-    """A whole number of at least 1; what else torchrun would take is refused with what to write instead."""
+    """A whole number from 1 to `most`; what else torchrun would take is refused with what to write instead."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(1, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Make a number of the text."""
@@ -21,6 +31,38 @@ class Whole(click.IntRange):
         if not isinstance(value, int) and not text.isdecimal():
             self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
         return int(super().convert(value, param, ctx))
+
+
+class Real(click.FloatRange):
+    """A number within bounds. NaN, which no comparison finds out of bounds, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Make a number of the text."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+NODES = click.IntRange(1, MOST_NODES)
+RANKS_OF_A_NODE = click.IntRange(1, 1024)  # of a forecast; `run` takes what a node can have
+SPARES = click.IntRange(0, MOST_NODES)
+RESTARTS = click.IntRange(0, 1_000_000)
+RANK = click.IntRange(0, LARGEST_RANK)
+STEP = click.IntRange(0, LARGEST_COUNT)
+STEPS_OF_DEMO = click.IntRange(20, 1_000_000)
+DEVICE = click.IntRange(0, LARGEST_RANK)
+INCIDENT = click.IntRange(1, LARGEST_COUNT)
+SESSION = click.IntRange(0, LARGEST_NUMBER)
+SEED = click.IntRange(-LARGEST_NUMBER, LARGEST_NUMBER)
+DESCRIPTOR = click.IntRange(0, 1 << 20)  # of a file; Linux allows no more to a process
+PROBABILITY = Real(0, 1)
+HOURS = Real(0, 100_000, min_open=True)
+
+
+def seconds(least: float = 0) -> Real:
+    """Return the type of a time in seconds, from `least` to a year."""
+    return Real(least, YEAR_S)
 
 
 class NodesAsked(msgspec.Struct, frozen=True):
@@ -33,7 +75,7 @@ class NodesAsked(msgspec.Struct, frozen=True):
 def node_count(context: click.Context, option: click.Parameter, text: str) -> NodesAsked:
     """Make numbers of N or MIN:MAX. The callback of an option."""
     least, colon, most = text.rpartition(":")
-    whole = Whole(min=1)
+    whole = Whole(MOST_NODES)
     if not colon:
         return NodesAsked(whole.convert(most, option, context))
     count = NodesAsked(whole.convert(most, option, context), whole.convert(least, option, context))

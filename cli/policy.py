@@ -19,6 +19,7 @@ from ..protocol.types import Decision, Rung
 from . import from_acjob
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
+from .numbers import NODES, RANKS_OF_A_NODE, RESTARTS, SPARES
 
 EXIT_WRONG_FILE = 1
 MAX_RANKS = 200_000  # answers stay a matter of seconds
@@ -124,11 +125,9 @@ def check(files: tuple[Path, ...]) -> None:
     "kind=memory,rank=0,mendable=true (keys: kind, rank, node, level, code, mendable). Several together are one "
     "incident. Without any, typical faults are explained.",
 )
-@click.option(
-    "--nodes", type=click.IntRange(1, 100_000), help="Nodes of the job.  [default: 2, or as many as the roles need]"
-)
-@click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=2, show_default=True, help="Ranks on each.")
-@click.option("--spares", type=click.IntRange(0, 100_000), default=1, show_default=True, help="Spare nodes left.")
+@click.option("--nodes", type=NODES, help="Nodes of the job.  [default: 2, or as many as the roles need]")
+@click.option("--ranks-per-node", type=RANKS_OF_A_NODE, default=2, show_default=True, help="Ranks on each.")
+@click.option("--spares", type=SPARES, default=1, show_default=True, help="Spare nodes left.")
 @click.option(
     "--create-nodes/--no-create-nodes",
     default=True,
@@ -139,7 +138,7 @@ def check(files: tuple[Path, ...]) -> None:
 @click.option("--spent", multiple=True, type=SpentCount(), help="A rung taken N times for those at fault.")
 @click.option("--node-failures", multiple=True, type=NodeCount(), help="A node that has failed N times before.")
 @click.option("--not-resilient", is_flag=True, help="No rank has reached a resilient train function.")
-@click.option("--max-restarts", type=click.IntRange(0, 1_000_000), help="As of `midstep run`, for --not-resilient.")
+@click.option("--max-restarts", type=RESTARTS, help="As of `midstep run`, for --not-resilient.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answers as JSON.")
 def explain(
     *,

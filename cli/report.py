@@ -18,6 +18,7 @@ from ..protocol.incidents import Incident, JobStatus
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
+from .numbers import INCIDENT
 from .reaching import HereJob, JobElsewhere, ReachedJob, operator_options, reached
 from .views.incident_data import report_json
 
@@ -28,7 +29,7 @@ STORY_S = 150.0  # the controller reads its journal first, and for others before
 
 @click.command("report")
 @click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
-@click.option("--incident", "number", type=int, metavar="N", help="Only incident N.")
+@click.option("--incident", "number", type=INCIDENT, metavar="N", help="Only incident N.")
 @click.option("--story", is_flag=True, help="Print each event and what followed from it: the chain of causes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option(

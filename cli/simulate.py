@@ -18,6 +18,7 @@ from ..testing.simulation.invariants import InvariantBroken
 from ..testing.simulation.world import simulate
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
+from .numbers import HOURS, NODES, RANKS_OF_A_NODE, SEED, SPARES
 from .views.outlook_text import outlook_tables
 
 EXIT_WRONG_FILE = 1
@@ -50,20 +51,20 @@ class Duration(click.ParamType[float]):
     type=click.Path(path_type=Path),
     help="The policy.  [default: the built-in one]",
 )
-@click.option("--nodes", type=click.IntRange(1, 100_000), default=2, show_default=True, help="Nodes of the job.")
-@click.option("--ranks-per-node", type=click.IntRange(1, 1024), default=8, show_default=True, help="Ranks on each.")
-@click.option("--spares", type=click.IntRange(0, 100_000), default=1, show_default=True, help="Spare nodes.")
-@click.option("--more-nodes", type=click.IntRange(0, 100_000), default=0, show_default=True,
+@click.option("--nodes", type=NODES, default=2, show_default=True, help="Nodes of the job.")
+@click.option("--ranks-per-node", type=RANKS_OF_A_NODE, default=8, show_default=True, help="Ranks on each.")
+@click.option("--spares", type=SPARES, default=1, show_default=True, help="Spare nodes.")
+@click.option("--more-nodes", type=SPARES, default=0, show_default=True,
               help="Nodes that the platform can make when it is asked.")  # fmt: skip
 @click.option("--faults", "trace_file", metavar="FILE", type=click.Path(path_type=Path),
               help="What goes wrong, and how long things take: a YAML file (docs/simulator.md).")  # fmt: skip
 @click.option("--mtbf", type=Duration(), help="Mean time between two faults of the job, e.g. 3h; overrides the file's.")
-@click.option("--hours", type=click.FloatRange(0, 100_000, min_open=True), default=720.0, show_default=True,
+@click.option("--hours", type=HOURS, default=720.0, show_default=True,
               help="Length of the forecast.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same forecast.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same seed gives the same forecast.")
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path), help="Write JSON; -: print.")
 @click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="Draw it: .png, .svg or .pdf.")
-@click.option("--replay", metavar="SEED", type=int,
+@click.option("--replay", metavar="SEED", type=SEED,
               help="Play a random small job of the test suite instead, and print its transcript.")  # fmt: skip
 def command(
     *,

@@ -15,6 +15,7 @@ from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
 from .control import what_became_of_it
 from .display.plain import echo, echo_json
+from .numbers import seconds
 from .reaching import HereJob, ReachedJob, operator_options, reached
 from .views.wording import date_text
 
@@ -28,7 +29,7 @@ ASK_S = 2.0
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(min=0.1),
+    type=seconds(0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -11,6 +11,7 @@ import msgspec
 from ..launch.watching import EVERY_S, JobView, watch
 from ..protocol.errors import MidstepError
 from .display.plain import echo
+from .numbers import seconds
 from .reaching import operator_options
 
 HOOK_S = 60.0
@@ -29,7 +30,7 @@ HOOK_S = 60.0
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(min=0.1),
+    type=seconds(0.1),
     default=EVERY_S,
     show_default=True,
     metavar="SECONDS",

@@ -29,6 +29,7 @@ from .peer import PlatformPeer
 from .processes import NodeMark, WatchedProcess, kill_tree, open_log
 
 KILLED_S = 5.0
+MOST_NODES_HERE = 64  # on one machine
 SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # an agent's own children, by their process names
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class LocalOptions(msgspec.Struct, frozen=True):
     run_directory: str
     log_directory: str
     host: str = "127.0.0.1"
-    max_nodes: int = 64
+    max_nodes: int = MOST_NODES_HERE
     can_create: bool = True  # nodes beyond those that the job starts with
     grace_s: float = 15.0
     session: int = 0  # above those of agents and platforms that the job had before

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from .errors import ConfigurationError
 
 DEFAULT_PORT = 29_400  # torchrun's, with the c10d backend
+MOST_ENDPOINTS = 64  # each is a connection, and a process has only so many descriptors
 _TCP = "tcp://"
 _LARGEST_PORT = 65_535
 
@@ -37,7 +38,10 @@ def endpoint(host: str, port: int) -> str:
 
 def endpoints(text: str) -> tuple[str, ...]:
     """Return the endpoints of a list with commas. Raises ConfigurationError."""
-    return tuple(dict.fromkeys(endpoint(*split(each)) for each in text.split(",")))
+    given = text.split(",")
+    if len(given) > MOST_ENDPOINTS:
+        raise ConfigurationError(f"{len(given)} endpoints of controllers: at most {MOST_ENDPOINTS} can be named.")
+    return tuple(dict.fromkeys(endpoint(*split(each)) for each in given))
 
 
 def resolved(host: str) -> tuple[str, ...]:
@@ -60,4 +64,4 @@ def each_address(given: Sequence[str]) -> tuple[str, ...]:
         host, port = split(each)
         addresses = resolved(host)
         found.update(dict.fromkeys([each] if len(addresses) < 2 else [endpoint(one, port) for one in addresses]))
-    return tuple(found)
+    return tuple(found)[:MOST_ENDPOINTS]

@@ -23,9 +23,20 @@ def refuse_installed() -> None:
         )
 
 
-def put_on_path() -> None:
-    """Let this process import the package. Raises ConfigurationError if another one is installed."""
+def refuse_beside(folder: Path) -> None:
+    """Raise ConfigurationError if a script in this folder would import another package of the name from there."""
+    for place in (folder / NAME, folder / f"{NAME}.py"):
+        if place.exists():
+            raise ConfigurationError(
+                f"--mindio: {place} would be imported in the place of midstep's {NAME}, and nothing would recover. "
+                "Rename it, or leave --mindio out."
+            )
+
+
+def put_on_path(folder: Path) -> None:
+    """Let this process import the package, for a script in `folder`. Raises ConfigurationError if there is another."""
     refuse_installed()
+    refuse_beside(folder)
     sys.path.insert(0, str(PATH))
     importlib.invalidate_caches()
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from ...policies.yaml_text import read_text, read_tree
+from ...protocol.bounds import LARGEST_COUNT, Count, Rank
 from ...protocol.errors import ConfigurationError
 from ...protocol.injection import ArmedFault, FaultAction, InjectionPoint
 
@@ -21,14 +22,16 @@ class ScheduledFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault: of a rank, or of every rank that starts on a node. `life` is an older name of `incarnation`."""
 
     do: str
-    rank: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    rank: Rank | None = None
     node: str | None = None
     at: InjectionPoint | None = None
-    step: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    incarnation: Annotated[int, msgspec.Meta(ge=1)] | None = None  # only this process of the rank, from 1
-    life: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    step: Count | None = None
+    incarnation: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)] | None = (
+        None  # only this process of the rank, from 1
+    )
+    life: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)] | None = None
     operation: str = ""
-    group: tuple[int, ...] = ()
+    group: tuple[Rank, ...] = ()
     rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 

@@ -1,20 +1,23 @@
 """`--mindio`: what a job is like whose scripts bring MindIO's handlers."""
 
+from pathlib import Path
+
 import msgspec
 
-from ...adapters.mindio.package import refuse_installed
+from ...adapters.mindio.package import refuse_beside, refuse_installed
 from ...devices.kinds import EXTERNAL
 from ...policies.schema import Policy
 from ...protocol import environment as env
 from ...protocol.types import RestoreSource
 
 
-def with_mindio(policy: Policy) -> Policy:
-    """Return the policy of such a job. Its groups and its checkpoints are the framework's own.
+def with_mindio(policy: Policy, folder: Path) -> Policy:
+    """Return the policy of such a job, whose script is in `folder`. Its groups and checkpoints are the framework's own.
 
-    Raises ConfigurationError if the real mindio_ttp is installed here.
+    Raises ConfigurationError if another mindio_ttp is installed here, or lies beside the script.
     """
     refuse_installed()
+    refuse_beside(folder)
     return msgspec.structs.replace(
         policy,
         communicator=msgspec.structs.replace(policy.communicator, name=EXTERNAL),

@@ -14,11 +14,13 @@ from ...controller.journal.head import HEAD_NAME
 from ...controller.journal.journal import Journal
 from ...controller.journal.paths import journal_path
 from ...devices.kinds import device_kind
+from ...platforms.local import MOST_NODES_HERE
 from ...policies.budgets import beyond
 from ...policies.files import load_policy
 from ...policies.rules import broken_rules
 from ...policies.schema import Policy, default_policy, job_settings
 from ...policies.yaml_text import refuse
+from ...protocol.bounds import LARGEST_RANK, MOST_NODES
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
 from ...protocol.private_files import WRITABLE_BY_OTHERS
@@ -100,6 +102,11 @@ def create_job(start: Start) -> PreparedJob:
             "local platform are on this machine, and their ranks would take the same devices. Use --nnodes 1, without "
             "spares."
         )
+    if start.token is None and start.nodes + start.spare_nodes > MOST_NODES_HERE:
+        raise ConfigurationError(
+            f"--nnodes {start.nodes} --spares {start.spare_nodes}: all nodes of the local platform are on one machine, "
+            f"for at most {MOST_NODES_HERE}. With --rdzv-endpoint each machine is a node."
+        )
     directory = (start.job_directory or base_directory() / name).absolute()
     make_job_directory(directory, policy)
     spec = spec_of(start, name, policy, directory)
@@ -145,13 +152,14 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
         given = load_policy(start.policy_file) if start.policy_file else default_policy()
     policy = _with_few_nodes(given, start)
     policy = _on_device(policy, start.device)
-    policy = with_mindio(policy) if start.mindio else policy
+    policy = with_mindio(policy, _folder_of(start)) if start.mindio else policy
     if start.node_check:
         node_check = msgspec.structs.replace(policy.node_check, enabled=True)
         policy = msgspec.structs.replace(policy, node_check=node_check)
     out_of_range = beyond(policy, start.nodes * start.ranks_per_node)
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
+    _refuse_sizes(start)
     if policy.scale.min_nodes is not None:
         _refuse_another_size(start)
     return policy
@@ -183,6 +191,21 @@ def require_script(start: Start) -> None:
         raise ConfigurationError(
             f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
         )
+
+
+def _refuse_sizes(start: Start) -> None:
+    """Refuse a world that no controller could lead. Raises ConfigurationError."""
+    if start.nodes * start.ranks_per_node > LARGEST_RANK or start.nodes + start.spare_nodes > MOST_NODES:
+        raise ConfigurationError(
+            f"{start.nodes} nodes of {start.ranks_per_node} ranks, and {start.spare_nodes} spare nodes: at most "
+            f"{LARGEST_RANK} ranks on {MOST_NODES} nodes."
+        )
+
+
+def _folder_of(start: Start) -> Path:
+    """Return the folder from which the ranks' program imports first."""
+    working = start.working_directory or Path.cwd()
+    return working if start.is_module or start.no_python else (working / start.command[0]).resolve().parent
 
 
 def _refuse_another_size(start: Start) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ...protocol.bounds import LATEST_S, MOST_NODES
 from ...protocol.controller_addresses import DEFAULT_PORT, split
 from ...protocol.errors import ConfigurationError
 from .admission import JOIN_S
@@ -86,7 +87,7 @@ def _bracketed(host: str) -> str:
 def _node_rank(conf: Mapping[str, str], launched: Launched) -> int | None:
     if "rank" not in conf:
         return launched.node_rank
-    if not conf["rank"].isdecimal():
+    if not conf["rank"].isdecimal() or len(conf["rank"]) > len(str(MOST_NODES)):
         raise ConfigurationError(f"--rdzv-conf rank={conf['rank']}: write a number.")
     return int(conf["rank"])
 
@@ -109,6 +110,6 @@ def _seconds(conf: Mapping[str, str], key: str) -> float | None:
         seconds = float(conf[key])
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds <= LATEST_S:
         raise ConfigurationError(f"--rdzv-conf {key}={conf[key]}: write a number of seconds above 0.")
     return seconds

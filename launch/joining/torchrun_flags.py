@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from ...protocol.bounds import MOST_NODES
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ENVIRONMENT = "PET_{}"
 _BACKENDS = {"static", "c10d"}
@@ -128,7 +130,9 @@ _TAKEN = (
         callback=configuration,
         metavar="KEY=VALUE,...",
     ),
-    _option("node_rank", "This machine's number; 0 runs the controller.", type=click.IntRange(min=0), metavar="N"),
+    _option(
+        "node_rank", "This machine's number; 0 runs the controller.", type=click.IntRange(0, MOST_NODES), metavar="N"
+    ),
     _option("master_addr", "As --rdzv-endpoint, its host alone.", metavar="HOST"),
     _option("master_port", "As --rdzv-endpoint, its port alone.", type=click.IntRange(1, 65_535), metavar="PORT"),
     _option(

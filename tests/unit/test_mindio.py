@@ -9,6 +9,7 @@ import pytest
 from midstep.adapters.mindio import training
 from midstep.adapters.mindio.conversation import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
+from midstep.adapters.mindio.package import put_on_path
 from midstep.adapters.mindio.recovery import action_limit_s
 from midstep.adapters.mindio.replicas import (
     Move,
@@ -266,7 +267,7 @@ def test_a_job_with_mindio_leaves_groups_and_checkpoints_to_the_script(tmp_path:
     """midstep links hosts only, writes no checkpoint, and restores from replicas."""
     policy = policy_of(Start(command=("train.py",), mindio=True))
 
-    assert policy == with_mindio(default_policy())
+    assert policy == with_mindio(default_policy(), tmp_path)
     assert policy.communicator.name == EXTERNAL
     assert policy.checkpoint.every_steps == 0
     assert policy.restore == (RestoreSource.REPLICA,)
@@ -279,3 +280,15 @@ def test_the_ranks_are_told_by_a_variable() -> None:
 
     assert mindio_environment(True) == {env.MINDIO: "1"}
     assert mindio_environment(False) == {}
+
+
+@pytest.mark.parametrize("name", ["mindio_ttp.py", "mindio_ttp/__init__.py"])
+def test_a_mindio_ttp_beside_the_script_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """The script would import it in the place of midstep's, and nothing would recover."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ConfigurationError, match=r"mindio_ttp.* would be imported in the place of midstep's"):
+        policy_of(Start(command=(str(tmp_path / "train.py"),), mindio=True))
+    with pytest.raises(ConfigurationError, match="would be imported in the place of midstep's"):
+        put_on_path(tmp_path)  # in the rank, as in a pod whose script the command cannot see
