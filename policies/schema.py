@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..devices.kinds import CPU
+from ..devices.kinds import CPU, GLOO, communicator_names, device_names
 from ..protocol.enums import StrEnum
 from ..protocol.exception_pattern import ExceptionPattern
 from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
@@ -38,37 +38,14 @@ Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
 
-class CommunicatorName(StrEnum):
-    """The collective layers that can be re-seated."""
-
-    GLOO = "gloo"
-    HCCL = "hccl"
-    FAKE = "fake"
-    EXTERNAL = "external"  # the groups are the framework's own, as under `midstep run --mindio`
-    TCP = "tcp"
-
-
-class DeviceName(StrEnum):
-    """The devices that training processes may compute on."""
-
-    CPU = "cpu"
-    NPU = "npu"
-    FAKE = "fake"
-
-
-# What each device is linked with.
-# The first is what a device has where nothing else is asked for.
-COMMUNICATORS = {
-    DeviceName.CPU: (CommunicatorName.GLOO, CommunicatorName.TCP),
-    DeviceName.NPU: (CommunicatorName.HCCL,),
-    DeviceName.FAKE: (CommunicatorName.FAKE,),
-}
+DeviceName = Annotated[str, msgspec.Meta(extra={"names": device_names})]
+CommunicatorName = Annotated[str, msgspec.Meta(extra={"names": communicator_names})]
 
 
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The collective layer: how long one attempt to build it may take, how many, and its own timeout."""
 
-    name: CommunicatorName = CommunicatorName.GLOO
+    name: CommunicatorName = GLOO
     link_up_s: Seconds = 1.5
     link_up_attempts: Count = 5
     collective_s: Seconds = 1800.0

@@ -24,7 +24,8 @@ from collections.abc import Iterable, Mapping, Sized
 
 import msgspec
 
-from ...policies.schema import CommunicatorName, CommunicatorPolicy
+from ...devices.kinds import communicator_kind
+from ...policies.schema import CommunicatorPolicy
 from ...protocol.errors import StateLost
 from ...protocol.types import (
     LocalStateTransfer,
@@ -441,8 +442,6 @@ def _others(ranks: Mapping[int, object] | list[int]) -> str:
     return f" (and {others} more)" if others else ""
 
 
-WITH_DEVICE_LINKS = frozenset({CommunicatorName.HCCL, CommunicatorName.FAKE})
-
 _BY_DEVICE = "shards travel from device to device"
 
 _BY_POLICY = "shards travel from host to host, as communicator.repair_links says"
@@ -455,7 +454,8 @@ def choose_links(plan: RepairPlan, communicator: CommunicatorPolicy, *, tried: b
 
     `tried`: an attempt of this incident has been ordered to use the devices' links.
     """
-    if communicator.name not in WITH_DEVICE_LINKS or not any(part.transfers for part in plan.parts.values()):
+    moves = any(part.transfers for part in plan.parts.values())
+    if not moves or not communicator_kind(communicator.name).device_links:
         return plan
     links, reason = RepairLinks.DEVICE, _BY_DEVICE
     if communicator.repair_links is RepairLinks.HOST:

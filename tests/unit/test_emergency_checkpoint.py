@@ -8,8 +8,7 @@ import pytest
 from midstep.controller.recovery.events import DeadlinePassed, Finish, StopRequested
 from midstep.controller.recovery.state import Phase
 from midstep.devices.kinds import EXTERNAL
-from midstep.policies.communicators import CommunicatorPolicy
-from midstep.policies.schema import default_policy
+from midstep.policies.schema import CommunicatorPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from midstep.controller.recovery.repair_links import choose_links, uses_devices
-from midstep.policies.communicators import CommunicatorPolicy
+from midstep.controller.recovery.repair import choose_links, uses_devices
+from midstep.policies.schema import CommunicatorPolicy
 from midstep.protocol.types import RepairLinks, RepairPart, RepairPlan, RestoreSource, ShardTransfer
 
 HOST, DEVICE = RepairLinks.HOST, RepairLinks.DEVICE
