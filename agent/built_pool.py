@@ -1,8 +1,10 @@
-"""The processes of a node that are built ahead: each for one rank, its script at the train function.
+"""The processes that a node prepares for the next fault, and what it tells the controller of them.
 
-With `standby.depth: built`. A replacement then has neither to import nor to build its model: it learns which process of
-the rank it is, and joins. One is built after the other. A process that cannot be built, or does not fit its place any
-more, costs a log line: the rank gets another process of the pool.
+With `standby.depth: built` each rank that trains here has a second process whose script has run up to the train
+function; on a spare node the controller names the ranks. A replacement then has neither to import nor to build its
+model: it learns which process of the rank it is, and joins. One is built after the other. A process that cannot be
+built, or does not fit its place any more, costs a log line: the rank gets another process of the pool. The cost is
+reported when all are there.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +22,12 @@ import psutil
 from ..platforms.processes import open_log
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
-from ..protocol.prepared import PreparedProcesses
-from ..protocol.rank_logs import last_words
-from ..protocol.types import Activity, RankProgress, StandbyDepth
+from ..protocol.messages import BuildAhead, Message, ProcessesPrepared, StartProcess
+from ..protocol.prepared import PreparedProcesses, builds_ahead
+from ..protocol.rank_logs import built_log, last_words
+from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
 from . import channel
+from .channel import rank_environment, rank_program
 from .warm_pool import ANSWER_S, IdleProcess, WarmPool
 
 MAX_FAILURES = 2  # of one rank's program, to be built or to stay: what fails twice would fail again
@@ -40,35 +44,85 @@ _OF_THE_FAULT = frozenset(
         "MASTER_PORT",
     }
 )
-
 _TRAINING = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
-
 _log = logging.getLogger(__name__)
 
 
-def is_time(clock: RankProgress) -> bool:
-    """Say whether a rank has come so far in training that its next process may be built beside it."""
-    return clock.median_step_s > 0 and clock.activity in _TRAINING
+class Preparations:
+    """The processes that a node prepares. Belongs to the running loop; `post` sends a report to the controller."""
 
+    def __init__(self, node: str, agent_socket: str, pool: WarmPool, *, post: Callable[[Message], None]) -> None:
+        self._node = node
+        self._agent_socket = agent_socket
+        self._pool = pool
+        self.built = BuiltPool(pool)
+        self._post = post
+        self._order = BuildAhead()
+        self._programs: dict[int, channel.RunProgram] | None = {}  # those of the order; None: yet to be made
+        self._told: dict[StandbyDepth, tuple[int, ...]] = {}
 
-def built_ahead(program: channel.RunProgram) -> channel.RunProgram:
-    """Return the program of a rank as a newcomer runs it, which makes its groups without peers."""
-    return msgspec.structs.replace(program, environment={**program.environment, names.CONNECTED: "0"})
+    def take_order(self, order: BuildAhead, here: frozenset[int]) -> None:
+        """Build for these ranks of other nodes, and for no others but those that are `here`."""
+        before = {start.rank for start in self._order.starts}
+        for rank in before - {start.rank for start in order.starts} - here:
+            self.built.discard(rank)
+        self._order, self._programs = order, None
+        self._told.pop(StandbyDepth.BUILT, None)
 
+    def introduce(self) -> None:
+        """Say again what is here: to a controller that is new, or that had counted this node as lost."""
+        self._told.clear()
 
-def fits(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Say whether a process that was built with one environment can go on with another."""
-    return all(built.get(name) == wanted.get(name) for name in (built.keys() | wanted.keys()) - _OF_THE_FAULT)
+    def keep(self, job: JobSpec, training: Mapping[int, channel.RunProgram], here: frozenset[int]) -> None:
+        """Have built what is missing, and tell what is there. Every 100 ms.
 
+        `training`: the programs of ranks whose next process may be built now. `here`: all ranks with a process here.
+        """
+        self._tell_imported()
+        if not builds_ahead(job):
+            return
+        if self._programs is None:
+            self._programs = {start.rank: self._program(job, start) for start in self._order.starts}
+        foreign = {rank: program for rank, program in self._programs.items() if rank not in here}
+        for rank, program in training.items():
+            self.built.keep(rank, program, built_log(job.job_directory, rank))
+        for rank, program in foreign.items():
+            self.built.keep(rank, program, built_log(job.job_directory, rank, self._node))
+        self._tell_built(here.union(foreign))
 
-class _Built(NamedTuple):
-    """A process that is built, for which program of its rank, in which environment it has run, and what it took."""
+    def close(self) -> None:
+        """End what is built. Idempotent."""
+        self.built.close()
 
-    idle: IdleProcess
-    program: channel.RunProgram
-    environment: Mapping[str, str]
-    took_s: float
-    memory_bytes: int
+    def _program(self, job: JobSpec, start: StartProcess) -> channel.RunProgram:
+        environment = rank_environment(
+            os.environ,
+            job,
+            start,
+            node=self._node,
+            agent_socket=self._agent_socket,
+            started_s=time.monotonic(),
+        )
+        return rank_program(job, environment)
+
+    def _tell_imported(self) -> None:
+        if StandbyDepth.IMPORTED in self._told:
+            return
+        cost = self._pool.cost()
+        if cost is not None:
+            self._tell(PreparedProcesses(StandbyDepth.IMPORTED, (), cost.imports_s, cost.memory_bytes))
+
+    def _tell_built(self, wanted: frozenset[int]) -> None:
+        before = self._told.get(StandbyDepth.BUILT)
+        if any(map(self.built.is_awaited, wanted)) or not (wanted or before):
+            return
+        prepared = self.built.prepared()
+        if prepared.ranks != before:
+            self._tell(prepared)
+
+    def _tell(self, prepared: PreparedProcesses) -> None:
+        self._told[prepared.depth] = prepared.ranks
+        self._post(ProcessesPrepared(self._node, prepared))
 
 
 class BuiltPool:
@@ -180,6 +234,31 @@ class BuiltPool:
         self._building = None
         if not task.cancelled() and task.exception() is not None:
             _log.error("building a process ahead has failed", exc_info=task.exception())
+
+
+class _Built(NamedTuple):
+    """A process that is built, for which program of its rank, in which environment it has run, and what it took."""
+
+    idle: IdleProcess
+    program: channel.RunProgram
+    environment: Mapping[str, str]
+    took_s: float
+    memory_bytes: int
+
+
+def is_time(clock: RankProgress) -> bool:
+    """Say whether a rank has come so far in training that its next process may be built beside it."""
+    return clock.median_step_s > 0 and clock.activity in _TRAINING
+
+
+def built_ahead(program: channel.RunProgram) -> channel.RunProgram:
+    """Return the program of a rank as a newcomer runs it, which makes its groups without peers."""
+    return msgspec.structs.replace(program, environment={**program.environment, names.CONNECTED: "0"})
+
+
+def fits(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Say whether a process that was built with one environment can go on with another."""
+    return all(built.get(name) == wanted.get(name) for name in (built.keys() | wanted.keys()) - _OF_THE_FAULT)
 
 
 def _memory_bytes(pid: int) -> int:

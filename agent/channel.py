@@ -2,19 +2,28 @@
 
 The sockets keep messages whole. The bytes of a message lie in a memfd whose descriptor is passed first, so that an
 environment of any size fits. The other descriptors of the message follow it.
+
+A rank's program runs in an environment with torchrun's variables, so that scripts need no change, and midstep's own.
 """
 
 import os
 import socket
+from collections.abc import Mapping
 
 import msgspec
 
+from ..protocol import environment as names
 from ..protocol.errors import AgentError
-from ..protocol.messages import CheckNode
-from ..protocol.types import JobSettings
+from ..protocol.messages import CheckNode, StartProcess
+from ..protocol.types import JobSettings, JobSpec
 
 MAX_FDS = 4
 CHANNEL_FD = 3  # where a spawned process finds its end
+_encoder = msgspec.msgpack.Encoder()
+THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# What torchrun sets unless the user has.
+DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+ROLE = "default"
 
 
 class ForkProcess(msgspec.Struct, frozen=True, tag=True):
@@ -106,6 +115,8 @@ class CheckFigures(msgspec.Struct, frozen=True, tag=True):
 
 
 Assignment = RunProgram | BuildProgram | TakeRank | ServeStore
+
+
 ChannelMessage = (
     ForkProcess
     | Preload
@@ -118,9 +129,11 @@ ChannelMessage = (
     | CheckOrder
     | CheckFigures
 )
+
+
 MessageWithFds = tuple[ChannelMessage, list[int]]  # the descriptors are the receiver's to close
 
-_encoder = msgspec.msgpack.Encoder()
+
 _decoder: msgspec.msgpack.Decoder[ChannelMessage] = msgspec.msgpack.Decoder(ChannelMessage)
 
 
@@ -171,3 +184,59 @@ def close_all(fds: list[int]) -> None:
     """Close descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+def rank_environment(
+    base: Mapping[str, str],
+    job: JobSpec,
+    order: StartProcess,
+    *,
+    node: str,
+    agent_socket: str,
+    started_s: float,
+) -> dict[str, str]:
+    """Return the environment of a training process: the agent's (`base`), the job's, and the rank's on top.
+
+    Threads are limited to one per rank unless the user has set a limit, as torchrun does.
+    """
+    rank = {
+        "RANK": order.rank,
+        "LOCAL_RANK": order.local_rank,
+        "GROUP_RANK": order.group_rank,
+        "ROLE_RANK": order.rank,
+        "ROLE_NAME": ROLE,
+        "WORLD_SIZE": order.world_size or job.world_size,
+        "LOCAL_WORLD_SIZE": job.ranks_per_node,
+        "GROUP_WORLD_SIZE": order.nodes or job.nodes,
+        "ROLE_WORLD_SIZE": order.world_size or job.world_size,
+        "MASTER_ADDR": order.store.host,
+        "MASTER_PORT": order.store.port,
+        "TORCHELASTIC_RESTART_COUNT": order.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": job.max_restarts,
+        "TORCHELASTIC_RUN_ID": job.job,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # rank 0 must not serve the store itself
+        names.JOB: job.job,
+        names.NODE: node,
+        names.AGENT_SOCKET: agent_socket,
+        names.GENERATION: order.generation,
+        names.INCARNATION: order.incarnation,
+        names.CONNECTED: int(order.connected),
+        names.EARLY: int(order.early),
+        names.SETTINGS: msgspec.json.encode(job.settings).decode(),
+        names.JOB_DIRECTORY: job.job_directory,
+        names.STORE: f"{order.store.host}:{order.store.port}",
+        names.STORE_SECRET: order.store.secret,
+        names.STARTED_S: started_s,
+    }
+    return {**DEFAULTS, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}
+
+
+def rank_program(job: JobSpec, environment: Mapping[str, str]) -> RunProgram:
+    """Return what a training process is to run, in its environment."""
+    return RunProgram(
+        command=job.command,
+        is_module=job.is_module,
+        no_python=job.no_python,
+        environment=dict(environment),
+        working_directory=job.working_directory,
+    )

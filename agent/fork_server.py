@@ -4,6 +4,10 @@ Importing torch and what its first optimizer needs takes seconds; a fork takes m
 single-threaded and touches no device, so that a fork of it is as good as a fresh interpreter. It forks idle processes,
 which become children of the agent, and keeps no record of them: when it is killed, no rank is affected.
 
+`import torch` loads every device backend that is installed, and torch-npu's start threads of CANN. A process with
+threads must not be forked: a fork has none of them, and their locks as they were. So the fork server imports torch
+alone, and a process that was forked ahead imports the backends before it says that it is idle.
+
 Runs as `python -m midstep.agent.fork_server AGENT_PID`, with the channel to the agent as descriptor 3.
 """
 
@@ -14,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from ..communicators.libraries import HAS_TORCH
@@ -21,8 +26,7 @@ from ..processor.exception_patterns import patterns_here
 from ..protocol import environment as names
 from ..protocol.errors import AgentError, MidstepError
 from . import channel
-from .device_backends import HeldBackBackends
-from .environment import THREAD_LIMITS
+from .channel import THREAD_LIMITS
 from .linux import die_with_parent, name_process, thread_count
 
 PRELOAD_STORE = "store"  # for ranks that do not train with torch: 2 s of CPU less for each node
@@ -49,6 +53,8 @@ WITHOUT_TORCH = (
 )
 FIRST_IMPORTS = ("torch", "torch.distributed") if HAS_TORCH else ("midstep.communicators.key_value_store",)
 LATER_IMPORTS = TORCH_IMPORTS if HAS_TORCH else WITHOUT_TORCH
+VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's: "1" or unset loads them
+GROUP = "torch.backends"
 
 
 def main() -> None:
@@ -177,6 +183,31 @@ def _import_all(names: tuple[str, ...]) -> tuple[str, ...]:
     finally:
         gc.enable()
     return tuple(failed)
+
+
+class HeldBackBackends:
+    """The backends that torch would have loaded in this environment. `load` makes up for it, in a fork."""
+
+    def __init__(self) -> None:
+        """Have torch load none when it is imported."""
+        self._given = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = "0"
+        self._wanted = self._given in {None, "1"} and bool(entry_points(group=GROUP))
+
+    def load(self) -> None:
+        """Load them as torch does, where torch is imported. What fails is printed, and left to the script."""
+        if self._given is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = self._given
+        if not self._wanted or "torch" not in sys.modules:
+            return
+        for backend in entry_points(group=GROUP):
+            try:
+                backend.load()()
+            except Exception as error:  # of a library without its driver, in its own ways
+                text = f"midstep: the device backend {backend.name} cannot be loaded ahead: {error}"
+                print(text, file=sys.stderr, flush=True)  # noqa: T201 - its only voice
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 A fork server that ends is replaced. One that ends again and again before its imports are done is given up: processes
 then start as new interpreters.
+
+A watchdog kills a fork server or a store that is alive and does nothing. One that was stopped (SIGSTOP, a debugger) or
+hangs would keep its place: a fork server that forks nothing, a store that answers no rank. Once killed, it is replaced.
 """
 
 import asyncio
@@ -18,13 +21,14 @@ from ..platforms.processes import ChildReaper, WatchedProcess
 from ..protocol.errors import AgentError
 from ..protocol.time_limit import within
 from . import channel
-from .watchdog import ANSWER_S, Watchdog
+from .linux import is_stopped
 
 FIRST_IMPORTS_S = 120.0  # torch and all, on a machine that does other things too
 IMPORTS_ANSWER_S = 600.0  # while it imports it answers nothing, and file systems can be slow
 MAX_EARLY_EXITS = 3  # fork servers in a row that ended before their imports were done
-
 _log = logging.getLogger(__name__)
+CHECK_S = 1.0
+ANSWER_S = 10.0  # a busy machine takes its time
 
 
 class _Phase(enum.Enum):
@@ -212,6 +216,59 @@ class ForkServerHost:
         if self._end is None:
             raise AgentError("there is no fork server")
         channel.send(self._end, message, fds)
+
+
+class Watchdog:
+    """Watches one process until it exits. `ping` asks it for an answer, which its owner reports by `answered`."""
+
+    def __init__(
+        self,
+        name: str,
+        process: WatchedProcess,
+        ping: Callable[[], None],
+        *,
+        answer_s: float = ANSWER_S,
+        check_s: float = CHECK_S,
+    ) -> None:
+        """Start watching, in the running loop. `answer_s`: how long an answer may take; its owner may change it."""
+        self.answer_s = answer_s
+        self._name = name
+        self._process = process
+        self._ping = ping
+        self._check_s = check_s
+        self._asked = False
+        self._unanswered_s = 0.0
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def answered(self) -> None:
+        """Take note of an answer."""
+        self._asked, self._unanswered_s = False, 0.0
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        while self._process.alive:
+            await asyncio.sleep(self._check_s)
+            failure = self._failure()
+            if failure is not None and self._process.alive:
+                _log.error("%s, process %d, %s; it is killed and replaced", self._name, self._process.pid, failure)
+                self._process.kill()
+                return
+
+    def _failure(self) -> str | None:
+        if is_stopped(self._process.pid):
+            return "is stopped"
+        # Counted in checks and not by the clock: an agent that did not run itself first reads what came meanwhile.
+        self._unanswered_s += self._check_s if self._asked else 0.0
+        if self._unanswered_s > self.answer_s:
+            return f"has not answered for {self.answer_s:g} s"
+        if not self._asked:
+            self._asked = True
+            with contextlib.suppress(AgentError):  # its queue is full, or it has exited: both are seen elsewhere
+                self._ping()
+        return None
 
 
 async def receive(end: socket.socket) -> channel.MessageWithFds | None:

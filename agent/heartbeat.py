@@ -1,18 +1,29 @@
-"""Heartbeats of a node for the controller, and stall detection from the ranks' step clocks, by one timer."""
+"""Heartbeats of a node for the controller, and stall detection from the ranks' step clocks, by one timer.
+
+Two clocks judge the same readings; both are pure. `StallClock` finds a step that takes too long by the rank's own
+history: a collective's timeout is a fixed half hour, but a rank whose steps take 0.3 s and that has been in one for 2 s
+is stuck. `SuspensionClock` finds a process that is stopped by SIGSTOP or a debugger. The kernel shows that at once, in
+any step and also while a rank starts, joins or recovers, when there is no history of steps.
+
+Where the agent's own loop is late the whole machine may have been held up, and no rank is to blame.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from ..protocol.messages import FaultReported, NewcomerWaiting, NodeHeartbeat
-from ..protocol.types import FaultKind, FaultReport, JobSettings, RankProgress, node_address
+from ..protocol.types import Activity, FaultKind, FaultReport, JobSettings, RankProgress, node_address
 from .ranks import RankHost
-from .stall_clock import StallClock, SuspensionClock
 
 TICK_S = 0.1
 LAG_S = 0.05  # a loop that is later than this did not run
-
 _Post = Callable[..., None]
+WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
+# A process that is traced is stopped for a moment at each system call, and makes progress all the same.
+_Place = tuple[int, int, int, Activity, int]
 
 
 class Heartbeat:
@@ -97,3 +108,168 @@ class Heartbeat:
             incarnation=progress.incarnation,
         )
         self._post(FaultReported(report))
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """A step that takes too long. `age_s`: how long it has taken, without the time that is excused."""
+
+    progress: RankProgress
+    age_s: float
+    limit_s: float
+
+    @property
+    def detail(self) -> str:
+        """Describe the stall for the fault report."""
+        held = ", and the kernel says that the process is stopped" if self.progress.suspended else ""
+        return (
+            f"step {self.progress.step} has taken {self.age_s:.2f} s, where {self.limit_s:.2f} s are allowed by a "
+            f"median of {self.progress.median_step_s:.3f} s; {self.progress.activity} for "
+            f"{self.progress.activity_age_s:.2f} s, {self.progress.collectives} collectives entered{held}"
+        )
+
+
+class _History:
+    """What is remembered of one rank between two readings."""
+
+    __slots__ = ("excused_s", "generation", "incarnation", "reports", "step", "steps_seen", "steps_total")
+
+    def __init__(self, progress: RankProgress) -> None:
+        self.incarnation = progress.incarnation
+        self.steps_total = 0  # seen to advance in this incarnation
+        self._begin_generation(progress)
+
+    def _begin_generation(self, progress: RankProgress) -> None:
+        self.generation = progress.generation
+        self.step = progress.step
+        self.steps_seen = 0  # seen to advance in this generation
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.excused_s = 0.0
+        self.reports = 0
+
+    def follow(self, progress: RankProgress) -> None:
+        """Note where the rank is now."""
+        if progress.generation != self.generation or progress.step < self.step:
+            self._begin_generation(progress)
+        elif progress.step > self.step:
+            advanced = progress.step - self.step
+            self.steps_seen += advanced
+            self.steps_total += advanced
+            self.step = progress.step
+            self._begin_step()
+
+
+class StallClock:
+    """Finds the ranks of a node whose step takes too long.
+
+    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time that the
+    age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
+    history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it starts,
+    checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
+    """
+
+    def __init__(self, *, factor: float, grace_s: float, after_steps: int) -> None:
+        self._factor = factor
+        self._grace_s = grace_s
+        self._after_steps = after_steps
+        self._histories: dict[int, _History] = {}
+
+    def held_up(self, lag_s: float) -> None:
+        """Excuse `lag_s` in which the agent did not run: the ranks may not have run either."""
+        for history in self._histories.values():
+            history.excused_s += lag_s
+
+    def forget(self, rank: int) -> None:
+        """Drop the history of a rank whose process has exited."""
+        self._histories.pop(rank, None)
+
+    def observe(self, progress: RankProgress) -> Stall | None:
+        """Take in a reading of a rank, and return its stall when it is to be reported."""
+        history = self._histories.get(progress.rank)
+        if history is None or history.incarnation != progress.incarnation:
+            history = self._histories[progress.rank] = _History(progress)
+        if progress.activity not in WATCHED:
+            # A newcomer's step jumps to the world's in here, without the rank having run it.
+            history.step = max(history.step, progress.step)
+            history.follow(progress)
+            history.excused_s = progress.step_age_s
+            return None
+        history.follow(progress)
+        if history.steps_seen < 1 or progress.median_step_s <= 0:
+            return None
+        if history.steps_total < self._after_steps:
+            return None
+        age_s = progress.step_age_s - history.excused_s
+        limit_s = self._factor * progress.median_step_s + self._grace_s
+        if age_s <= limit_s * 2**history.reports:
+            return None
+        history.reports += 1
+        return Stall(progress=progress, age_s=age_s, limit_s=limit_s)
+
+
+class Suspension(msgspec.Struct, frozen=True):
+    """A process that is stopped, for `stopped_s` without the time in which the agent did not run either."""
+
+    progress: RankProgress
+    stopped_s: float
+
+    @property
+    def detail(self) -> str:
+        """Describe the suspension for the fault report."""
+        return (
+            f"the process has been stopped for {self.stopped_s:.1f} s by a signal or a debugger, while "
+            f"{self.progress.activity} at step {self.progress.step}"
+        )
+
+
+def _place_of(progress: RankProgress) -> _Place:
+    return progress.incarnation, progress.generation, progress.step, progress.activity, progress.collectives
+
+
+class _Stop:
+    """What is remembered of a process that is stopped."""
+
+    __slots__ = ("place", "reports", "since_s")
+
+    def __init__(self, place: _Place, since_s: float) -> None:
+        self.place = place
+        self.since_s = since_s
+        self.reports = 0
+
+
+class SuspensionClock:
+    """Finds the ranks of a node whose process is stopped.
+
+    A rank is reported when its process has been stopped for `limit_s` at one place, without a break, and again each
+    time that this has doubled: the controller may not have been able to act. The controller also knows whether it is
+    needed: what a rank says of its end may not have arrived.
+    """
+
+    def __init__(self, *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._stops: dict[int, _Stop] = {}
+
+    def held_up(self, lag_s: float) -> None:
+        """Excuse `lag_s` in which the agent did not run: what held it up may have stopped the ranks, too."""
+        for stop in self._stops.values():
+            stop.since_s += lag_s
+
+    def forget(self, rank: int) -> None:
+        """Drop what is remembered of a rank whose process has exited."""
+        self._stops.pop(rank, None)
+
+    def observe(self, progress: RankProgress, now: float) -> Suspension | None:
+        """Take in a reading of a rank at `now`, and return its suspension when it is to be reported."""
+        if not progress.suspended:
+            self.forget(progress.rank)
+            return None
+        stop = self._stops.get(progress.rank)
+        place = _place_of(progress)
+        if stop is None or stop.place != place:
+            stop = self._stops[progress.rank] = _Stop(place, now)
+        stopped_s = now - stop.since_s
+        if stopped_s < self._limit_s * 2**stop.reports:
+            return None
+        stop.reports += 1
+        return Suspension(progress, stopped_s)

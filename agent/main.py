@@ -3,6 +3,9 @@
 It joins the controller, starts and watches processes as ordered, relays the ranks' messages, and reads their step
 clocks. While there is no controller it keeps the training running and resends its reports. When it exits, for whatever
 reason, everything that it has started exits too.
+
+A node that has joined by itself leaves when it is asked to, or was not needed for too long. A node that is asked keeps
+its ranks while the controller moves them between two steps, and leaves when none is there, or when its time is over.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from ..platforms.processes import ChildReaper
 from ..protocol.absence import Absence
 from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
+from ..protocol.errors import ConfigurationError
 from ..protocol.exits import RESTART_HERE
 from ..protocol.keys import JobKeys
 from ..protocol.link import ControllerLink
@@ -43,19 +48,18 @@ from ..protocol.messages import (
     StoreMoved,
     WelcomeNode,
 )
+from ..protocol.private_files import replace_file
+from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.shared_signals import heard
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
 from ..protocol.visible_devices import visible_devices
 from .heartbeat import Heartbeat
 from .last_words import LastWords
-from .leftovers import kill_leftovers, remove_run_directory
 from .linux import adopt_orphans
 from .node_check import NodeChecker
-from .own_program import OwnProgram
 from .ranks import RankHost
 from .relay import Relay, listen
-from .spare_time import Departure
 from .store_host import StoreHost
 from .warm_pool import WarmPool
 
@@ -63,8 +67,31 @@ RETRY_MAX_S = 2.0
 FLUSH_S = 0.5  # for reports that are still unacknowledged when the agent exits
 GRACE_S = 30.0  # from SIGTERM to SIGKILL, as Slurm and Kubernetes have it
 CLEAR_UP_S = 1.0  # of it, to say that the node is lost and to end what is left
-
 _log = logging.getLogger(__name__)
+LOOK_S = 0.5
+SOON_S = 1.0  # a rank whose process is started again is away for less
+LEFTOVERS_S = 5.0
+
+
+class OwnProgram(msgspec.Struct, frozen=True):
+    """A command and where it runs. `environment`: beside that of the agent."""
+
+    command: tuple[str, ...]
+    is_module: bool
+    no_python: bool
+    working_directory: str
+    environment: dict[str, str]
+
+    def of(self, job: JobSpec) -> JobSpec:
+        """Return the job as this machine runs it."""
+        return msgspec.structs.replace(
+            job,
+            command=self.command,
+            is_module=self.is_module,
+            no_python=self.no_python,
+            working_directory=self.working_directory,
+            environment={**job.environment, **self.environment},
+        )
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
@@ -326,6 +353,87 @@ class Agent:
         os._exit(128 + signal.SIGKILL)  # the first process of a container cannot kill itself
 
 
+class Departure:
+    """Watches one node in the running loop, and calls `leave` once, with the reason."""
+
+    def __init__(self, hosts_ranks: Callable[[], bool], leave: Callable[[str], None]) -> None:
+        """Set no limit yet."""
+        self.spare_s: float | None = None  # how long the node stays without a rank; None: for ever
+        self._asked = ""  # by what the node was asked to leave
+        self._allowed_s = math.inf
+        self._asked_at_s = 0.0
+        self._hosts_ranks = hosts_ranks
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+        self._spare_since_s = self._loop.time()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def ask(self, by: str, within_s: float = math.inf) -> None:
+        """Leave as soon as the ranks have moved, and after `within_s` in any case."""
+        self._asked, self._allowed_s, self._asked_at_s = by, within_s, self._loop.time()
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        reason = self._reason(self._loop.time())
+        if reason:
+            self._leave(reason)
+        else:
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _reason(self, now: float) -> str:
+        if self._hosts_ranks():
+            self._spare_since_s = now
+        spare_for_s = now - self._spare_since_s
+        if self._asked and spare_for_s > SOON_S:
+            return f"it was asked to leave ({self._asked}), and has no rank any more"
+        if self._asked and now - self._asked_at_s >= self._allowed_s:
+            left = f"its ranks found no other place within {self._allowed_s:.0f} s"
+            return f"it was asked to leave ({self._asked}), and {left}"
+        if self.spare_s is not None and spare_for_s > self.spare_s:
+            return f"it has waited as a spare for {self.spare_s:g} s (agent.spare_s)"
+        return ""
+
+
 async def serve(options: AgentOptions) -> int:
     """Run an agent in the running loop and return its exit status. Raises MidstepError when it cannot start."""
     return await Agent(options).run()
+
+
+def remove_run_directory(run_directory: Path) -> None:
+    """Remove keys and sockets, if this is the last agent to exit after the launcher and the controller were killed."""
+    if not any(run_directory.glob("*/agent.sock")):
+        fate = remove_abandoned(run_directory)
+        if fate is not Fate.REMOVED:
+            _log.info("%s is not removed: %s", run_directory, fate)
+
+
+async def kill_leftovers() -> None:
+    """Kill what is still below this process: what the ranks have started and not ended."""
+    deadline = time.monotonic() + LEFTOVERS_S
+    while children := psutil.Process().children(recursive=True):
+        if time.monotonic() > deadline:
+            _log.error("processes that do not exit after SIGKILL: %s", [child.pid for child in children])
+            return
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        await asyncio.sleep(0.01)  # orphans of those that were killed become children of this process a little later
+
+
+def write_program(path: Path, program: OwnProgram) -> None:
+    """Write it down for the agent; the environment may hold secrets. Raises ConfigurationError."""
+    try:
+        replace_file(path, msgspec.json.encode(program))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def read_program(path: Path) -> OwnProgram:
+    """Read what `write_program` wrote. Raises ConfigurationError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=OwnProgram)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}. `midstep run` writes it.") from error

@@ -1,6 +1,10 @@
 """The training processes of a node: start them, watch them, stop them, and inject faults, as the controller orders.
 
-Orders are idempotent by the incarnation that they are about, since they may come twice or out of order.
+Orders are idempotent by the incarnation that they are about, since they may come twice or out of order. A rank's slot
+outlives its processes: it has the black box, the present process, and the latest order.
+
+A rank that the kernel killed for lack of memory exits by SIGKILL, as one does that something else killed. The kernel
+counts its own kills for each memory cgroup, so a count that went up shortly before the exit names the cause.
 """
 
 import asyncio
@@ -8,13 +12,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from ..platforms.processes import open_log
+from ..platforms.processes import WatchedProcess, open_log
 from ..protocol.blackbox import BlackBox
+from ..protocol.bounds import fits
 from ..protocol.errors import AgentError
 from ..protocol.messages import (
     BuildAhead,
@@ -27,6 +33,7 @@ from ..protocol.messages import (
     StopProcess,
 )
 from ..protocol.rank_logs import last_words, output_log
+from ..protocol.shared_signals import is_left_to_launcher
 from ..protocol.time_limit import within
 from ..protocol.types import (
     Activity,
@@ -41,19 +48,89 @@ from ..protocol.types import (
     rank_address,
 )
 from . import channel
-from .built_pool import is_time
-from .environment import rank_environment, rank_program
-from .linux import is_stopped
-from .out_of_memory import KillCounter, MemoryKills
-from .preparations import Preparations
-from .rank_slot import RankProcess, RankSlot
+from .built_pool import Preparations, is_time
+from .channel import rank_environment, rank_program
+from .linux import ignores, is_stopped
 from .warm_pool import IdleProcess, WarmPool
 
 WELCOME_S = 60.0  # a start waits this long for the job's description, which may come after it
 START_TRIES = 3  # idle processes that may exit between being taken and being assigned
 EXIT_S = 10.0  # a killed process has exited by then, unless it hangs in the kernel
-
 _log = logging.getLogger(__name__)
+REMEMBERED_S = 30.0  # from the kernel's decision to the exit of a process with hundreds of GB
+MOST_KILLS = 1000
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+_FIELD = "oom_kill"
+
+
+class RankProcess:
+    """One process of a rank. `watched` is set once it has its assignment."""
+
+    __slots__ = ("early", "expected", "log", "program", "running", "slot", "watched")
+
+    def __init__(self, slot: "RankSlot", running: RunningProcess, log: Path, *, early: bool) -> None:
+        """`log`: what it prints."""
+        self.slot = slot
+        self.log = log
+        self.running = running
+        self.watched: WatchedProcess | None = None
+        self.program: channel.RunProgram | None = None  # as `watched`
+        self.expected = False  # its exit is: it has been ordered to end
+        self.early = early  # it gets ready while another process holds the rank, and has not been announced
+
+    def clock(self) -> RankProgress | None:
+        """Read the step clock. Returns None for a reading of another process, or one that its process has damaged."""
+        reading = self.slot.box.read_progress(time.monotonic())
+        if reading is None or reading.incarnation != self.running.incarnation:
+            return None
+        return reading if fits(reading) else None
+
+    def reset_clock(self) -> None:
+        """Write the step clock of a process that starts."""
+        now = time.monotonic()
+        self.slot.box.write_progress(
+            pid=self.running.pid,
+            incarnation=self.running.incarnation,
+            generation=self.running.generation,
+            step=0,
+            activity=Activity.STARTING,
+            collectives=0,
+            activity_began_s=now,
+            step_began_s=now,
+            median_step_s=0.0,
+        )
+
+    def end(self, grace_s: float) -> None:
+        """Ask the process to end, and kill it after `grace_s`."""
+        self.expected = True
+        if self.watched is None:
+            return
+        pid = self.running.pid
+        is_deaf = is_stopped(pid) or (is_left_to_launcher() and ignores(pid, signal.SIGTERM))
+        if grace_s <= 0 or is_deaf:  # SIGTERM would do nothing
+            self.watched.kill()
+        else:
+            self.watched.signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(grace_s, self.watched.kill)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until the process has exited; log an error after `timeout_s`."""
+        if self.watched is not None and not await self.watched.wait(timeout_s):
+            _log.error("process %d of rank %d does not exit after SIGKILL", self.running.pid, self.running.rank)
+
+
+class RankSlot:
+    """A rank's slot on this node."""
+
+    __slots__ = ("box", "oldest_session", "ordered", "process", "starting")
+
+    def __init__(self, box: BlackBox) -> None:
+        self.box = box
+        self.process: RankProcess | None = None
+        self.ordered = -1  # the latest incarnation that a start or a stop was about
+        self.oldest_session = 0
+        self.starting = asyncio.Lock()
 
 
 class RankHost:
@@ -301,3 +378,79 @@ class RankHost:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+# --- kills for lack of memory ---------------------------------------------------------------------------------------
+
+
+class MemoryKills:
+    """Remembers OOM kills until the exits that they explain. Pure: counts and times are arguments."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+        self._kills: deque[float] = deque(maxlen=MOST_KILLS)
+
+    def observe(self, count: int | None, now: float) -> None:
+        """Take in the kernel's count at `now`. Counting begins at the first one."""
+        if count is None:
+            return
+        if self._count is not None:
+            self._kills.extend([now] * min(count - self._count, MOST_KILLS))
+        self._count = count
+
+    def claim(self, now: float) -> bool:
+        """Say whether a process that has just exited by SIGKILL was an OOM kill. Each kill explains one exit."""
+        while self._kills and now - self._kills[0] > REMEMBERED_S:
+            self._kills.popleft()
+        if not self._kills:
+            return False
+        self._kills.popleft()
+        return True
+
+
+class KillCounter:
+    """The kernel's count of OOM kills: of this process's memory cgroup (version 2 or 1), else of the machine."""
+
+    def __init__(self, *, cgroups: Path = CGROUPS, proc: Path = PROC) -> None:
+        """Find the file that has the count. Without one `read` returns None, and no exit is called an OOM kill."""
+        self._path = next((path for path in _candidates(cgroups, proc) if _read(path) is not None), None)
+
+    def read(self) -> int | None:
+        """Return the present count; None where it is not known."""
+        return None if self._path is None else _read(self._path)
+
+
+def parse_count(text: str) -> int | None:
+    """Return the `oom_kill` count of `memory.events`, `memory.oom_control` or `vmstat`; None if it has none."""
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == _FIELD and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+def _candidates(cgroups: Path, proc: Path) -> Iterator[Path]:
+    """Yield the files that may have the count, the closest first. In a container the mount may be the group itself."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            place, name = cgroups, "memory.events"
+        elif "memory" in controllers.split(","):
+            place, name = cgroups / "memory", "memory.oom_control"
+        else:
+            continue
+        yield place / path.lstrip("/") / name
+        yield place / name
+    yield proc / "vmstat"
+
+
+def _read(path: Path) -> int | None:
+    try:
+        return parse_count(path.read_text())
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -14,9 +14,8 @@ from ..platforms.processes import WatchedProcess
 from ..protocol.errors import AgentError
 from ..protocol.types import StoreEndpoint
 from . import channel
-from .fork_server_host import receive
+from .fork_server_host import ANSWER_S, Watchdog, receive
 from .warm_pool import UP_S, IdleProcess, WarmPool
-from .watchdog import ANSWER_S, Watchdog
 
 BACKLOG = 1024
 EARLY_EXIT_S = 5.0  # a process that has served for longer did not fail at its start

@@ -1,24 +1,77 @@
-"""A training process from its start to its assignment: until it has one it is an idle process.
+"""A training process, from its start as an idle process to its exit.
 
-It can become the process of a rank, one that is built ahead of a fault, or the one that serves the rendezvous store. A
-warm one was forked by the fork server; a cold one is a new interpreter, started while there is no fork server
-(`python -m midstep.agent.training_process AGENT_PID`). Both end when the agent ends.
+An idle process waits for an assignment. It can become the process of a rank, one that is built ahead of a fault, or the
+one that serves the rendezvous store. A warm one was forked by the fork server; a cold one is a new interpreter, started
+while there is no fork server (`python -m midstep.agent.training_process AGENT_PID`). Both end when the agent ends.
+
+- The user's program exits as in a plain Python, with a bound. Communication libraries leave threads and C++ statics
+  behind on which an interpreter's exit can hang or crash, so what a user can see of an exit is done, each part with its
+  limit, and then the process ends.
+- A log that cannot be written loses lines, but never fails a step. Python raises from `print` when the file system is
+  full, read-only or gone. That would be a fault of the rank, and its replacement would fail in the same way.
+- A process that is built ahead runs the script up to its train function and stops there for a rank. Until then it takes
+  no part in the job: nothing reads its black box, and its only line to the agent is the channel.
+- torch's `env://` rendezvous uses the agents' store as it is. After a restart of the world it would read the addresses
+  of processes that have ended. So each generation has a part of the store for itself, by a prefix.
 """
 
+import atexit
+import contextlib
+import errno
+import hashlib
+import importlib
+import io
 import os
+import runpy
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
 
+import msgspec
+
+from ..adapters.mindio.package import mindspore_numbers, path_with_package, put_on_path
+from ..communicators.libraries import HAS_TORCH
+from ..processor import built_ahead
+from ..protocol.blackbox import BlackBox
+from ..protocol.environment import (
+    BLACK_BOX_FD,
+    GENERATION,
+    INCARNATION,
+    JOB,
+    JOB_DIRECTORY,
+    MINDIO,
+    SETTINGS,
+    STORE_SECRET,
+)
+from ..protocol.private_files import make_private_directory, open_for_appending
+from ..protocol.rank_logs import debug_log, show_once
+from ..protocol.shared_signals import heard
+from ..protocol.types import JobSettings
 from . import channel
-from .built_program import build_program
 from .linux import await_adoption, die_with_parent, name_process
-from .program import run_program
-from .rendezvous import serve_store
 
 ADOPTION_S = 10.0
+STDERR = 2
+THREADS_S = 2.0
+EXIT_HOOKS_S = 10.0
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
+# The file system refuses the data. Other errors, such as a descriptor that the script has closed, are raised.
+_CANNOT_TAKE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV, errno.EPIPE}
+)
+STORE_S = 300.0  # timeout of the store's own client in its process, for which nothing waits
+LIBUV_LISTENS = "2.9"  # the first torch whose libuv store takes a socket that is bound already; 2.7 refuses it
+_PINGED = "midstep/ping"
+_prefix: str | None = None  # of the keys of this process; None: torch's own handler is in its place
 
 
 def main() -> None:
@@ -59,6 +112,332 @@ def wait_for_assignment(end: socket.socket, agent: int, prepare: Callable[[], No
             serve_store(assignment, fds[0], socket.socket(fileno=fds[1]))
         case _:
             os._exit(os.EX_USAGE)
+
+
+# --- the user's program ---------------------------------------------------------------------------------------------
+
+
+def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> NoReturn:
+    """Take over the program's environment, directory, arguments and output, run it, and exit."""
+    _reset_signals()
+    _take_over(assignment.environment, black_box=black_box, log=log)
+    reopen_output()
+    time.tzset()
+    mindio = assignment.environment.get(MINDIO) == "1"
+    if mindio:
+        os.environ.update(mindspore_numbers(assignment.environment))
+    program, directory = assignment.command[0], assignment.working_directory
+    try:
+        os.chdir(directory)
+        if assignment.no_python:
+            if mindio:
+                os.environ["PYTHONPATH"] = path_with_package(os.environ.get("PYTHONPATH", ""))
+            os.set_inheritable(black_box, True)
+            os.execvp(program, assignment.command)
+    except OSError as error:
+        print(f"midstep: {program} cannot be started in {directory}: {error}")  # noqa: T201
+        end_process(1)
+    _reseed()
+    environment = assignment.environment
+    if mindio:
+        put_on_path(_folder_of(assignment))
+        separate_worlds(environment[JOB], int(environment[RESTARTS]))
+    else:
+        separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
+    end_process(_run_python(assignment))
+
+
+def hold_rank(environment: Mapping[str, str], *, black_box: int, log: int) -> None:
+    """Become the process of a rank. In one that was built ahead, at its train function."""
+    _take_over(environment, black_box=black_box, log=log)
+    separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
+    _dump_crashes(environment)
+
+
+def _take_over(environment: Mapping[str, str], *, black_box: int, log: int) -> None:
+    """Take an environment, an output and a black box in place of those before."""
+    name_process(f"midstep-{'b' if built_ahead.is_waiting() else 'r'}{environment['RANK']}")
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ[BLACK_BOX_FD] = str(black_box)
+
+
+def _run_python(assignment: channel.RunProgram) -> int:
+    """Run the script or module as `__main__`, and return the exit status of a plain Python."""
+    _dump_crashes(assignment.environment)
+    name = assignment.command[0]
+    sys.argv = list(assignment.command)
+    sys.path.insert(0, str(_folder_of(assignment)))
+    try:
+        if assignment.is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as request:
+        return _exit_status(request)
+    except BaseException as error:
+        error.__traceback__ = _users_part(error.__traceback__)
+        show_once(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _folder_of(assignment: channel.RunProgram) -> Path:
+    """Return the folder from which the program imports first, as with a plain Python."""
+    return Path.cwd() if assignment.is_module else Path(assignment.command[0]).resolve().parent
+
+
+def _dump_crashes(environment: Mapping[str, str]) -> None:
+    import faulthandler
+
+    faulthandler.enable(_crash_log(environment))
+
+
+def _crash_log(environment: Mapping[str, str]) -> int:
+    """Return the descriptor for the interpreter's dump after a crash. It stays open until the process exits.
+
+    It is not the rank's output, which operators read: the incident describes a crash to them in one line.
+    """
+    try:
+        path = debug_log(environment[JOB_DIRECTORY], int(environment["RANK"]), int(environment[INCARNATION]))
+        make_private_directory(path.parent)
+        return open_for_appending(path)
+    except OSError:
+        return STDERR
+
+
+def _exit_status(request: SystemExit) -> int:
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code & 0xFF
+    print(request.code, file=sys.stderr)  # noqa: T201 - what Python does with `sys.exit("text")`
+    return 1
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames through which the script was started."""
+    first = trace
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
+        trace = trace.tb_next
+    return trace or first
+
+
+def _reset_signals() -> None:
+    for number in heard(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _reseed() -> None:
+    """Seed numpy's global generator, as a fresh process does. Python's `random` does so by itself after a fork."""
+    numpy = sys.modules.get("numpy")
+    with contextlib.suppress(AttributeError):
+        if numpy is not None and "numpy.random" in sys.modules:
+            numpy.random.seed(None)
+
+
+# --- a process that is built ahead ----------------------------------------------------------------------------------
+
+
+def build_program(request: channel.RunProgram, end: socket.socket, log: int) -> NoReturn:
+    """Run a program up to its train function, wait there for the rank, and then be its process.
+
+    A program that ends before that ends this process, as in any other one. `log` is for what it prints until then.
+    """
+    settings = msgspec.json.decode(request.environment[SETTINGS], type=JobSettings)
+    unread = BlackBox.create(int(request.environment["RANK"]), settings.black_box_bytes)
+    black_box = os.dup(unread.fd)  # the program attaches it, and then it is the program's to close
+    unread.close()
+    built_ahead.hold_back(partial(_await_rank, end))
+    run_program(request, black_box=black_box, log=log)
+
+
+def _await_rank(end: socket.socket) -> Mapping[str, str]:
+    """Say that the program is built, and wait for the rank. End when the agent closes the channel instead."""
+    channel.send(end, channel.ProgramBuilt())
+    while (received := channel.receive(end)) is not None and isinstance(received[0], channel.Ping):
+        channel.send(end, channel.Pong())
+    end.close()
+    if received is None:
+        os._exit(os.EX_OK)
+    order, fds = received
+    if not isinstance(order, channel.TakeRank) or len(fds) != 2:
+        os._exit(os.EX_USAGE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    hold_rank(order.environment, black_box=fds[0], log=fds[1])
+    return os.environ
+
+
+# --- its output -----------------------------------------------------------------------------------------------------
+
+
+class LossyFile(io.FileIO):
+    """A file that drops what the file system refuses, and writes how much was lost once it accepts data again."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        """Write to `descriptor`, which stays the caller's; `name` is shown in messages."""
+        super().__init__(descriptor, "wb", closefd=False)
+        self.name = name
+        self._lost_bytes = 0
+        self._reason = ""
+
+    def write(self, data: Any, /) -> int:
+        """Write some of `data` and return how many bytes; all of them when they had to be dropped."""
+        size_bytes = memoryview(data).nbytes
+        try:
+            if self._lost_bytes:
+                super().write(f"midstep: {self._lost_bytes} bytes of output were lost: {self._reason}\n".encode())
+                self._lost_bytes = 0
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _CANNOT_TAKE:
+                raise
+            self._lost_bytes += size_bytes
+            self._reason = os.strerror(error.errno)
+            return size_bytes
+
+
+def reopen_output() -> None:
+    """Write `sys.stdout` and `sys.stderr` through a `LossyFile`, line by line.
+
+    So a log has what a process printed just before it was killed.
+    """
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
+
+
+def _stream(descriptor: int, present: object) -> io.TextIOWrapper:
+    wrapped = present if isinstance(present, io.TextIOWrapper) else None
+    file = LossyFile(descriptor, "<stdout>" if descriptor == 1 else "<stderr>")
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=wrapped.encoding if wrapped is not None else None,
+        errors=wrapped.errors if wrapped is not None else "backslashreplace",
+        line_buffering=True,
+    )
+
+
+# --- its exit -------------------------------------------------------------------------------------------------------
+
+
+def end_process(status: int) -> NoReturn:
+    """Wait up to THREADS_S for the user's threads, run exit hooks, flush output, and exit with `status`."""
+    _await_threads()
+    bound = threading.Timer(EXIT_HOOKS_S, _give_up, (status,))
+    bound.daemon = True
+    bound.start()
+    # Python's own exit does the same under this name; there is no public one for it.
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(status)
+
+
+def _await_threads() -> None:
+    deadline = time.monotonic() + THREADS_S
+    for thread in filter(_delays_exit, threading.enumerate()):
+        thread.join(max(0.0, deadline - time.monotonic()))
+    running = [thread.name for thread in filter(_delays_exit, threading.enumerate())]
+    if running:
+        print(f"midstep: exit does not wait for the threads {', '.join(running)}", file=sys.stderr)  # noqa: T201
+
+
+def _delays_exit(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread is not threading.current_thread()
+
+
+def _give_up(status: int) -> None:
+    print(f"midstep: exit hooks took longer than {EXIT_HOOKS_S} s; exiting without them", file=sys.stderr)  # noqa: T201
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed by the user, or its file system is full
+            stream.flush()
+
+
+# --- the rendezvous store -------------------------------------------------------------------------------------------
+
+
+def serve_store(assignment: channel.ServeStore, listener: int, end: socket.socket) -> NoReturn:
+    """Serve the store on the socket that the agent has bound, until the agent ends this process.
+
+    It is torch's TCPStore where torch is installed. A ping on `end` is answered after the store has answered this
+    process's own client.
+    """
+    name_process("midstep-store")
+    store = _torch_store(assignment, listener) if HAS_TORCH else _own_store(assignment, listener)
+    end.setblocking(True)
+    while channel.receive(end) is not None:
+        store.check([_PINGED])
+        channel.send(end, channel.Pong())
+    os._exit(os.EX_OK)
+
+
+def _own_store(assignment: channel.ServeStore, listener: int) -> Any:
+    from ..communicators.key_value_store import KeyValueClient, KeyValueServer
+
+    KeyValueServer(socket.socket(fileno=listener))
+    return KeyValueClient(assignment.host, assignment.port, timeout=timedelta(seconds=STORE_S))
+
+
+def _torch_store(assignment: channel.ServeStore, listener: int) -> Any:
+    import torch
+    from packaging.version import Version
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    from ..communicators.dns import disable_dns_in_this_process
+
+    disable_dns_in_this_process()
+    return TCPStore(
+        assignment.host,
+        assignment.port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_S),
+        master_listen_fd=listener,
+        use_libuv=Version(torch.__version__) >= Version(LIBUV_LISTENS),
+    )
+
+
+def separate_generations(generation: int, secret: str) -> None:
+    """Prefix all keys that this process's `env://` rendezvous writes with `generation`. Without torch: do nothing.
+
+    The prefix is derived from the generation's `secret`, so that a stranger cannot know it in advance.
+    """
+    _prefix_keys(f"midstep/g{generation}/env/{secret}")
+
+
+def separate_worlds(job: str, restarts: int) -> None:
+    """Prefix all keys that this process's `env://` rendezvous writes with the number of restarts of the whole world.
+
+    For groups that are the framework's own: a replacement has to find what the survivors wrote in earlier generations.
+    """
+    _prefix_keys(f"midstep/{job}/restart{restarts}/env")
+
+
+def _prefix_keys(what: str) -> None:
+    global _prefix
+    known, _prefix = _prefix, hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+    if known is not None:
+        return
+    with contextlib.suppress(ImportError):
+        module = importlib.import_module("torch.distributed.rendezvous")
+        distributed = importlib.import_module("torch.distributed")
+        original = module._rendezvous_handlers["env"]
+
+        def prefixed(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+            for store, rank, world_size in original(url, **options):
+                yield distributed.PrefixStore(_prefix, store), rank, world_size
+
+        module._rendezvous_handlers["env"] = prefixed
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..agent.main import GRACE_S, AgentOptions, serve
-from ..agent.own_program import read_program
+from ..agent.main import GRACE_S, AgentOptions, read_program, serve
 from ..launch.jobs.directories import base_directory, checked_name
 from ..launch.jobs.run_directory import claim_free_run_directory
 from ..launch.joining.admission import JOIN_S, Wishes, admitted

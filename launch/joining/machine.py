@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...agent.own_program import OwnProgram, write_program
+from ...agent.main import OwnProgram, write_program
 from ...protocol.controller_addresses import endpoint
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import make_private_directory

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from midstep.agent.watchdog import Watchdog
+from midstep.agent.fork_server_host import Watchdog
 from midstep.platforms.processes import WatchedProcess
 from midstep.protocol.messages import NodeHeartbeat, StoreMoved
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.agent.output import LossyFile
+from midstep.agent.training_process import LossyFile
 from midstep.cli.display.log_follower import LogFollower
 from midstep.controller.endpoints.discovery_files import RESULT_NAME, JobResult, read_result, write_result
 from midstep.platforms.processes import open_log

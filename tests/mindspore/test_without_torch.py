@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from midstep.agent.environment import THREAD_LIMITS
+from midstep.agent.channel import THREAD_LIMITS
 
 
 def _run(code: str, **environment: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.agent.own_program import OwnProgram, read_program, write_program
+from midstep.agent.main import OwnProgram, read_program, write_program
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import absence, controller_addresses
 from midstep.protocol.absence import Absence

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.agent.out_of_memory import REMEMBERED_S, KillCounter, MemoryKills, parse_count
+from midstep.agent.ranks import REMEMBERED_S, KillCounter, MemoryKills, parse_count
 
 EVENTS = "low 0\nhigh 0\nmax 27\noom 4\noom_kill 3\noom_group_kill 0\n"  # version 2
 OOM_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"  # version 1

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from midstep.agent import spare_time
-from midstep.agent.spare_time import Departure
+from midstep.agent import main as spare_time
+from midstep.agent.main import Departure
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.time_limit import within
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from midstep.agent.stall_clock import Stall, StallClock
+from midstep.agent.heartbeat import Stall, StallClock
 from midstep.protocol.types import Activity, RankProgress
 
 MEDIAN_S = 0.2

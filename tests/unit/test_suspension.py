@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from midstep.agent.stall_clock import SuspensionClock
+from midstep.agent.heartbeat import SuspensionClock
 from midstep.protocol.types import Activity, RankProgress
 
 LIMIT_S = 3.0
