@@ -12,9 +12,8 @@ import click
 import msgspec
 
 from ..agent.main import GRACE_S, AgentOptions, read_program, serve
-from ..launch.jobs.directories import base_directory, checked_name
-from ..launch.jobs.run_directory import claim_free_run_directory
-from ..launch.joining.admission import JOIN_S, Wishes, admitted
+from ..launch.directories import base_directory, checked_name, claim_free_run_directory
+from ..launch.meeting import JOIN_S, Wishes, admitted
 from ..protocol import environment as names
 from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.controller_addresses import endpoints

@@ -1,16 +1,22 @@
 """Give the controller of a job an order, or ask it something, for the commands of an operator."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.local_sockets import NoController
-from ..launch.jobs.job_file import run_directory_of
-from ..launch.jobs.run_directory import launcher_of
-from ..launch.supervision.controller_notice import why_no_answer
+from ..launch.reached_job import (
+    CONTROLLER_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    HereJob,
+    ReachedJob,
+    reached,
+    what_became_of_it,
+)
 from ..protocol.errors import MidstepError
-from .reaching import HereJob, ReachedJob, reached
 
 
 def tell(job: ReachedJob, request: Request, timeout_s: float) -> str:
@@ -52,7 +58,21 @@ def ranks_on(job: ReachedJob, node: str, timeout_s: float) -> tuple[int, ...]:
     return there
 
 
-def what_became_of_it(job_directory: Path) -> str | None:
-    """Return what the launcher and the system say about a controller that does not answer; None if nothing is known."""
-    run_directory = run_directory_of(job_directory)
-    return None if run_directory is None else why_no_answer(run_directory, launcher_of(run_directory))
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def operator_options(command: _Command) -> _Command:
+    """Add what a command needs to reach a job from another machine."""
+    token_file = click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="With --controller: the file (mode 600) with a token of a role, from `midstep token --role`.  "
+        f"[default: {TOKEN_FILE_VARIABLE}, or the token itself in MIDSTEP_TOKEN]",
+    )
+    controller = click.option(
+        "--controller",
+        metavar="HOST:PORT[,...]",
+        help=f"Ask over the network, where the job's controllers listen.  [default: {CONTROLLER_VARIABLE}]",
+    )
+    return controller(token_file(command))

@@ -9,17 +9,15 @@ from pathlib import Path
 import click
 
 from ..controller.election.file_election import LEASE_S
-from ..launch.jobs.controller_place import Given, in_directories, in_store
+from ..launch.controller_place import Given, in_directories, in_store
 from ..protocol.errors import JournalDamaged, MidstepError
+from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED
 from ..protocol.secret_files import read_token
 from ..protocol.shared_signals import leave_to_launcher
 from .display.plain import echo, log_to_stderr
 from .numbers import DESCRIPTOR, seconds
 from .store import store_option
 from .token import token_file_option
-
-EXIT_FAILED = 70  # the controller failed; the job is not over (there is no result.json)
-EXIT_DAMAGED = 65  # nor can another one: the journal is not what was written
 
 
 @click.command("controller")
@@ -139,5 +137,5 @@ def command(
             )
     except MidstepError as error:
         echo(f"midstep controller: {error}", err=True)
-        sys.exit(EXIT_DAMAGED if isinstance(error, JournalDamaged) else EXIT_FAILED)
+        sys.exit(JOURNAL_DAMAGED if isinstance(error, JournalDamaged) else CONTROLLER_FAILED)
     sys.exit(exit_code)

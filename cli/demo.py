@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..controller.journal.reading import read_status
 from ..devices.kinds import CPU, CUDA, FAKE
-from ..launch.jobs.start import Start, create_job
+from ..launch.job import Start, create_job
 from ..protocol import environment as env
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
@@ -23,7 +23,7 @@ from ..protocol.wording import count
 from .comparison import Comparison, compare
 from .display.terminal import Terminal
 from .numbers import STEPS_OF_DEMO
-from .run import launch
+from .showing import run_job
 from .views.incident_data import incident_json
 from .views.job_text import job_view
 
@@ -243,7 +243,7 @@ def _train(run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[A
         job_directory=directory / name / "job",
         environment={**run.environment, env.FAULTS: msgspec.json.encode(faults).decode()},
     )
-    launch(create_job(start), quiet=True)
+    run_job(create_job(start), quiet=True)
 
 
 def _comparison_table(comparison: Comparison, steps: int) -> Table:

@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..launch.jobs.directories import find_job
-from ..launch.jobs.founding import POLICY_NAME
-from ..launch.jobs.job_file import run_directory_of
+from ..launch.directories import find_job, run_directory_of
+from ..launch.job import POLICY_NAME
+from ..launch.reached_job import JobElsewhere, reached_from_elsewhere
 from ..policies.files import load_policy
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import detector_address
+from .control import operator_options
 from .detector import Watched, Way, report_faults, way_with_token
 from .display.plain import echo, log_to_stderr
-from .reaching import JobElsewhere, operator_options, reached_from_elsewhere
 from .standing_by import unless_told_to_leave, until_one_listens
 
 KEYS_NAME = "keys"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from ..launch.reached_job import JobElsewhere
 from ..protocol.errors import ConfigurationError
 from ..protocol.keys import ClientKeys
 from ..protocol.operators import Role
 from ..protocol.types import FaultReport, detector_address
-from .reaching import JobElsewhere
 from .standing_by import LEAVE_S, LEFT
 
 EXIT_SKIPPED = 3  # everything else was reported

@@ -7,12 +7,12 @@ from typing import TypeVar
 import msgspec
 
 from ..controller.endpoints.control_requests import IncidentsReply, IncidentsRequest, Refused, Request
+from ..launch.reached_job import JobElsewhere
 from ..platforms.base import EndedIncident, EndedIncidents
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import Incident, Outcome
 from ..protocol.operators import Role
 from ..protocol.token import FullToken
-from .reaching import JobElsewhere
 from .views.causes import root_reports
 from .views.incident_text import outcome_line
 

@@ -7,10 +7,9 @@ import click
 from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, Request
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint
 from . import device_faults
-from .control import ranks_on, tell, the_job
+from .control import operator_options, ranks_on, tell, the_job
 from .display.plain import echo
 from .numbers import DEVICE, PROBABILITY, RANK, STEP
-from .reaching import operator_options
 
 FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in FaultAction)
 INJECTION_POINTS = tuple(point.value for point in InjectionPoint)

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from ..devices.kinds import device_names
-from ..launch.jobs.rank_variables import named_variables, variables_of_files
-from ..launch.jobs.start import Start
-from ..launch.joining.torchrun_flags import spellings
+from ..launch.job import Start
+from ..launch.rank_environment import named_variables, variables_of_files
 from ..protocol.bounds import MOST_OF_A_NODE
 from .numbers import RESTARTS, SPARES, NodesAsked, Whole, node_count
+from .torchrun_flags import spellings
 
 Decorator = Callable[[Any], Any]
 

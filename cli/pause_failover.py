@@ -5,10 +5,9 @@ from pathlib import Path
 import click
 
 from ..controller.endpoints.control_requests import MOST_PAUSED_S, PauseFailoverRequest
-from .control import tell, the_job
+from .control import operator_options, tell, the_job
 from .display.plain import echo
 from .numbers import duration_s
-from .reaching import operator_options
 
 ASK_S = 10.0
 

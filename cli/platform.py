@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from ..launch.jobs.directories import checked_name
-from ..launch.joining.opening import required
+from ..launch.directories import checked_name
+from ..launch.job import required
 from ..platforms.base import PlatformContext, PlatformFactory, platform_check, platform_factory
 from ..platforms.peer import PlatformPeer, keys_from
 from ..protocol.controller_addresses import endpoints

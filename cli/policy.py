@@ -2,18 +2,19 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
 from rich.text import Text
 
-from ..launch.roles.policy_files import policy_in, role_option, show_checked_roles
 from ..policies.budgets import Roles, beyond
 from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
-from ..policies.files import load_policy_or_roles, render
+from ..policies.files import load_policy, load_policy_or_roles, load_roles, render
 from ..policies.rules import advice
-from ..policies.schema import Policy
-from ..policies.scripted_roles import JobOfRoles
+from ..policies.schema import Policy, default_policy
+from ..policies.scripted_roles import JobOfRoles, PlannedRole, advice_on_roles
 from ..protocol.errors import ConfigurationError, PolicyError
 from ..protocol.types import Decision, Rung
 from . import from_acjob
@@ -72,6 +73,15 @@ class NodeCount(click.ParamType[tuple[str, int]]):
 
 
 _RUNG = click.Choice([rung.value for rung in Rung])
+
+
+def role_option(command: Any) -> Any:
+    """Add --role to a command."""
+    return click.option(
+        "--role",
+        metavar="NAME",
+        help="Of a job of several roles, whose scripts are in FILE: the role that is meant.",
+    )(command)
 
 
 @click.group(name="policy")
@@ -244,3 +254,40 @@ def _show(answers: list[Answer]) -> None:
         for said in each.said:
             console.print(Text(f"    {said}", style="dim"))
         console.print()
+
+
+def policy_in(file: Path | None, role: str | None) -> Policy:
+    """Return the policy of a file, or of one role in it; without a file, the default policy. Raises PolicyError."""
+    if role is None:
+        return default_policy() if file is None else load_policy(file)
+    if file is None:
+        raise PolicyError("--role names a role of FILE; write the FILE, too")
+    job = load_roles(file)
+    found = job.role(role)
+    if found is None:
+        raise PolicyError(f"{file}: there is no role {role[:64]!r}; its roles: {', '.join(job.names)}")
+    return found.policy
+
+
+def show_checked_roles(console: Console, file: Path, job: JobOfRoles) -> None:
+    """Print what a file that is right says of each role, and what is perhaps not meant."""
+    console.print(Text.assemble(str(file), ": ", ("ok", "green"), f" ({len(job.roles)} roles)"))
+    for role in job.roles:
+        console.print(Text(f"  {role.name}: {_shape(role)}, {_ladder(role)}"))
+    notes = list(advice_on_roles(job))
+    for role in job.roles:
+        notes += [f"roles.{role.name}: {note}" for note in advice(role.policy)] if not role.with_job else []
+    for note in notes:
+        console.print(Text.assemble(str(file), ": ", ("note", "yellow"), f": {note}"))
+
+
+def _shape(role: PlannedRole) -> str:
+    given = role.given
+    spares = f" and {given.spares} to spare" if given.spares else ""
+    return f"{Path(given.script).name} on {given.ranks} ranks, nodes: {given.nnodes}{spares}"
+
+
+def _ladder(role: PlannedRole) -> str:
+    if role.given.ladder is None:
+        return "fails over with the job"
+    return " -> ".join(entry.rung for entry in role.given.ladder)

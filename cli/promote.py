@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 
 from ..controller.endpoints.control_requests import PromoteRequest, StatusReply, StatusRequest
+from ..launch.reached_job import ReachedJob
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import ControllerPhase
-from .control import tell, the_job
+from .control import operator_options, tell, the_job
 from .display.plain import echo
-from .reaching import ReachedJob, operator_options
 
 ASK_S = 10.0
 LEADS_S = 15.0

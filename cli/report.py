@@ -12,14 +12,15 @@ import msgspec
 from rich.console import RenderableType
 
 from ..controller.endpoints.control_requests import StatusReply, StatusRequest, StoryReply, StoryRequest
-from ..launch.jobs.directories import find_job
+from ..launch.directories import find_job
+from ..launch.reached_job import HereJob, JobElsewhere, ReachedJob, reached
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import Incident, JobStatus
+from .control import operator_options
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
 from .numbers import INCIDENT
-from .reaching import HereJob, JobElsewhere, ReachedJob, operator_options, reached
 from .views.incident_data import report_json
 
 WIDTH = 100
@@ -71,7 +72,7 @@ def command(
       midstep report --picture report.png         and draw it
       midstep report --controller m0:29400 --token-file viewer.token
     """
-    from ..launch.roles.reaching import group_meant
+    from ..launch.reached_job import group_meant
     from .roles_shown import report_group
 
     try:
@@ -106,7 +107,7 @@ def command(
 
 def load_status(job_directory: Path) -> JobStatus:
     """Replay a job's journal, read-only, to its last event. Raises JournalError if it cannot be read."""
-    from ..launch.jobs.journals import read_status
+    from ..launch.reached_job import read_status
 
     return read_status(job_directory)
 
@@ -127,7 +128,7 @@ def print_story(job: ReachedJob, number: int | None) -> None:
 
 def print_read_story(job_directory: Path, number: int | None) -> None:
     """Print each event of the job, or of one incident, with what followed from it, as it is read."""
-    from ..launch.jobs.journals import read_story
+    from ..launch.reached_job import read_story
     from .views.story_text import story_lines
 
     first = True

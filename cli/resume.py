@@ -2,18 +2,20 @@
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 
-from ..launch.jobs.continuation import continued
-from ..launch.jobs.directories import find_job_or_group
-from ..launch.ray.founding import is_on_ray
-from ..launch.roles.group_files import is_group, read_founding
+from ..launch.directories import find_job_or_group, is_group, read_founding
+from ..launch.job import continued
+from ..launch.ray import is_on_ray
+from ..launch.roles import reopened_group
 from ..protocol.errors import ConfigurationError, MidstepError
-from .display.plain import log_to_stderr
+from .display.plain import echo, log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
-from .run import PlatformName, launch
+from .run import PlatformName
+from .showing import continue_on_ray, run_job, run_roles
 
 
 @click.command("resume")
@@ -49,20 +51,15 @@ def command(*, job: str | None, quiet: bool, platform: str | None) -> None:
         if platform == PlatformName.RAY and not on_ray:
             raise ConfigurationError(f"{directory.name} did not begin on Ray: leave --platform out.")
         if on_ray and platform != PlatformName.LOCAL:
-            from ..launch.ray.launching import launch_again
-
-            sys.exit(launch_again(directory, quiet=quiet))
-        sys.exit(launch(continued(directory), quiet=quiet))
+            sys.exit(continue_on_ray(directory, quiet=quiet))
+        sys.exit(run_job(continued(directory), quiet=quiet))
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
 
 
 def _resume_roles(directory: Path, *, quiet: bool) -> int:
     if read_founding(directory).platform == PlatformName.KUBERNETES:
-        from ..launch.kubernetes.role_group import run_in_pod
+        from ..launch.kubernetes.role import run_in_pod
 
-        return run_in_pod(directory, quiet=quiet)
-    from ..launch.roles.opening import reopened_group
-    from ..launch.roles.running import launch_roles
-
-    return launch_roles(reopened_group(directory), quiet=quiet)
+        return run_in_pod(directory, partial(run_roles, quiet=quiet), echo)
+    return run_roles(reopened_group(directory), quiet=quiet)

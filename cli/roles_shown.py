@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..launch.roles.reaching import GroupLook, group_data, look_at_group
+from ..launch.reached_job import GroupLook, group_data, look_at_group
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
 from .views.group_view import group_view

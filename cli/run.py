@@ -1,6 +1,5 @@
 """`midstep run`: a training script with process-level recovery, under torchrun's flags."""
 
-import asyncio
 import logging
 import os
 import sys
@@ -9,26 +8,39 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
-from ..launch.jobs.fault_schedule import load_schedule
-from ..launch.jobs.start import PreparedJob, Start, create_job
-from ..launch.joining.admission import KEYS_NAME, Wishes
-from ..launch.joining.launch_environment import hear_if_all_are_signalled, launched
-from ..launch.joining.machine import JoiningMachine, prepare
-from ..launch.joining.opening import required
-from ..launch.joining.role import Flags, last_call_s, meeting, meets_itself
-from ..launch.joining.token_watch import TokenWatch
-from ..launch.joining.torchrun_flags import rendezvous_options
-from ..launch.kubernetes.options import KUBERNETES, PodFlags
+from ..launch.job import Start, create_job, required
+from ..launch.joining import TokenWatch, prepare
+from ..launch.kubernetes import PodFlags
+from ..launch.meeting import (
+    KEYS_NAME,
+    Flags,
+    Wishes,
+    last_call_s,
+    launched,
+    meeting,
+    meets_itself,
+)
+from ..launch.rank_environment import load_schedule, named_variables, variables_of_files
+from ..launch.roles import create_group, new_group
 from ..protocol import environment as env
 from ..protocol.enums import StrEnum
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.secret_files import read_token
 from ..protocol.token import TOKEN_VARIABLE, joinable
-from .display.plain import log_to_stderr
+from .display.plain import echo, log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
+from .kubernetes_options import KUBERNETES
+from .showing import join_job, run_job, run_on_ray, run_roles
 from .token import token_file_option
+from .torchrun_flags import rendezvous_options
+
+GO_WITH_ROLES = frozenset(
+    {"roles_file", "platform", "fixed_nodes", "job", "job_directory", "quiet", "environment", "environment_files"}
+)
+IN_PODS = frozenset({*PodFlags.__struct_fields__, "token_file"})
 
 
 class PlatformName(StrEnum):
@@ -125,9 +137,7 @@ def command(
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
     try:
         if roles_file is not None:
-            from ..launch.roles.running import run_roles
-
-            sys.exit(run_roles(roles_file, click.get_current_context()))
+            sys.exit(_run_roles(roles_file, click.get_current_context()))
         if chosen["script"] is None:
             raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
         asked = asked_for(**chosen)
@@ -146,17 +156,15 @@ def command(
                 f"{platform} brings its own."
             )
         if platform == PlatformName.KUBERNETES:
-            from ..launch.kubernetes.launch import launch as launch_in_kubernetes
+            from ..launch.kubernetes.job import launch as launch_in_kubernetes
 
-            sys.exit(launch_in_kubernetes(start, pods, token_file, quiet=quiet))
+            sys.exit(launch_in_kubernetes(start, pods, token_file, echo, quiet=quiet))
         if pods != PodFlags():
             raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
         if platform == PlatformName.RAY:
             if token_file is not None:
                 raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
-            from ..launch.ray.launching import launch as launch_on_ray
-
-            sys.exit(launch_on_ray(start, quiet=quiet))
+            sys.exit(run_on_ray(start, quiet=quiet))
         flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
         sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
     except MidstepError as error:
@@ -170,12 +178,12 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
     alone = token is None and meets_itself(flags, start.nodes)
     where = None if alone else meeting(flags, launched(os.environ))
     if where is None:
-        return launch(create_job(start), quiet=quiet)
+        return run_job(create_job(start), quiet=quiet)
     secret = joinable(required(token))
     machine = prepare(where, secret, start, wishes)
     keys = machine.held.path / KEYS_NAME
     with TokenWatch(None if machine.job is None else token_file, secret, keys, machine.name):
-        return join(machine, quiet=quiet)
+        return join_job(machine, quiet=quiet)
 
 
 def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str]:
@@ -185,43 +193,54 @@ def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str
     return {env.FAULTS: msgspec.json.encode(load_schedule(file, nodes, ranks_per_node)).decode()}
 
 
-def join(machine: JoiningMachine, *, quiet: bool) -> int:
-    """Run this machine's part of a job to its end and return its exit code; says on stderr what happens to it."""
-    from ..launch.supervision.joined_launcher import JoinedLauncher
-    from .display.display import Display
+def _run_roles(file: Path, context: click.Context) -> int:
+    """Run the job of a roles file to its end, and return its exit code. Raises MidstepError.
 
-    hear_if_all_are_signalled(os.environ)
-    try:
-        with Display(machine.directory, machine.held.path, quiet=quiet) as display:
-            role = "runs its controller" if machine.job is not None else "joins it"
-            display.say(f"job {machine.name} at {machine.endpoint}: this machine {role}", "dim")
-            display.say(f"logs in {machine.directory / 'logs'}", "dim")
-            result = asyncio.run(JoinedLauncher(machine).run())
-            display.drain()
-            display.say(f"{result.reason} (exit code {result.exit_code})", "green" if result.exit_code == 0 else "red")
-    finally:
-        machine.held.remove()
-    return result.exit_code
-
-
-def launch(job: PreparedJob, *, quiet: bool, role: str = "") -> int:
-    """Run a job to its end on this machine and return its exit code; says on stderr what happens to it.
-
-    `role`: what it is in a job of several roles.
+    `context`: of `midstep run`, whose options it goes by.
     """
-    from ..launch.supervision.launcher import Launcher
-    from .display.display import Display
+    given = context.params
+    platform, job_directory, fixed_nodes = given["platform"], given["job_directory"], given["fixed_nodes"]
+    _refuse_what_is_of_one_script(context, IN_PODS if platform == "kubernetes" else frozenset())
+    environment = {**variables_of_files(given["environment_files"]), **named_variables(given["environment"])}
+    if platform == "kubernetes":
+        from ..launch.kubernetes.job import launch_roles
 
-    hear_if_all_are_signalled(os.environ)
-    try:
-        with Display(job.job_directory, job.run_directory, quiet=quiet, role=role) as display:
-            display.say(f"job {job.spec.job} in {job.job_directory}", "dim")
-            result = asyncio.run(Launcher(job).run())
-            display.drain()
-            style = "green" if result.exit_code == 0 else "red"
-            display.say(f"{result.reason} (exit code {result.exit_code})", style)
-            if result.exit_code != 0:
-                display.say(f"see `midstep report {job.job_directory}`", "dim")
-    finally:
-        job.held.remove()  # if it was interrupted before the launcher ran
-    return result.exit_code
+        return launch_roles(
+            file,
+            PodFlags(**{name: given[name] for name in PodFlags.__struct_fields__}),
+            echo,
+            job=given["job"],
+            job_directory=job_directory,
+            environment=environment,
+            fixed_nodes=fixed_nodes,
+            token_file=given["token_file"],
+            quiet=given["quiet"],
+        )
+    if platform == "ray" and (job_directory is None or fixed_nodes):
+        raise ConfigurationError(
+            "--roles with --platform ray: needs --job-dir, a directory that all machines of the cluster see, and takes "
+            "no --fixed-nodes."
+        )
+    new = new_group(
+        file,
+        job=given["job"],
+        job_directory=job_directory,
+        environment=environment,
+        platform=platform,
+        fixed_nodes=fixed_nodes,
+    )
+    return run_roles(create_group(new), quiet=given["quiet"])
+
+
+def _refuse_what_is_of_one_script(context: click.Context, further: frozenset[str]) -> None:
+    """Refuse options that each role has in the file. `further`: others that go with it. Raises ConfigurationError."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not typed or name in GO_WITH_ROLES | further or not context.params.get(name):
+            continue
+        what = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+        raise ConfigurationError(
+            f"{what} goes with one SCRIPT. With --roles the file says for each role what runs, on how many ranks and "
+            "how it recovers: script, arguments, ranks, nnodes, spares, env, ladder, policy (docs/roles.md)."
+        )

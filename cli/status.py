@@ -7,19 +7,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from ..controller.endpoints.control_requests import Refused, StatusReply, StatusRequest
-from ..controller.endpoints.discovery_files import read_result
-from ..controller.endpoints.local_sockets import NoController
-from ..launch.jobs.journals import living_controllers, paused_until_s, read_status
+from ..launch.reached_job import (
+    ReachedJob,
+    look,
+    reached,
+)
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
-from .control import what_became_of_it
+from .control import operator_options
 from .display.plain import echo, echo_json
 from .numbers import seconds
-from .reaching import HereJob, ReachedJob, operator_options, reached
-from .views.wording import date_text
-
-ASK_S = 2.0
 
 
 @click.command("status")
@@ -55,7 +52,7 @@ def command(
       midstep status --json | jq .phase
       midstep status --controller m0:29400 --token-file viewer.token
     """
-    from ..launch.roles.reaching import group_meant
+    from ..launch.reached_job import group_meant
     from .roles_shown import show_group
 
     try:
@@ -74,38 +71,6 @@ def command(
             _show(status, note)
     except MidstepError as error:
         raise click.ClickException(str(error)) from error
-
-
-def look(job: ReachedJob) -> tuple[JobStatus, str]:
-    """Return a job's status, and why it is not live (empty if it is). Raises MidstepError if nothing can be read."""
-    try:
-        reply = job.ask(StatusRequest(), ASK_S)
-        if isinstance(reply, StatusReply):
-            return reply.status, ""
-        why = reply.reason if isinstance(reply, Refused) else "its controller gave no status"
-    except NoController as error:
-        if not isinstance(job, HereJob):
-            raise
-        why = what_became_of_it(job.directory) or str(error)
-    if not isinstance(job, HereJob):
-        raise MidstepError(f"{job.name}: {why}.")
-    return in_journal(job.directory, why)
-
-
-def in_journal(job_directory: Path, why: str) -> tuple[JobStatus, str]:
-    """Return what a job's journal says, and why it is asked. Raises MidstepError if it cannot be read."""
-    status = msgspec.structs.replace(
-        read_status(job_directory),
-        controllers=living_controllers(job_directory),
-        failover_paused_until_s=paused_until_s(job_directory),
-    )
-    if status.exit_code is not None:
-        return status, "the job has ended; this is the end of its journal"
-    result = read_result(job_directory)
-    if result is not None:
-        note = f"the job has ended without a controller that could record it: {result.reason}"
-        return msgspec.structs.replace(status, exit_code=result.exit_code, reason=result.reason), note
-    return status, f"no controller answers; this is the journal as of {date_text(status.at_s)} ({why})"
 
 
 def as_data(status: JobStatus, note: str) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from ..controller.endpoints.control_requests import StopJobRequest
+from ..launch.reached_job import HereJob
 from ..protocol.errors import MidstepError
-from .control import tell, the_job
+from .control import operator_options, tell, the_job
 from .display.plain import echo
-from .reaching import HereJob, operator_options
 
 ASK_S = 10.0
 
@@ -34,7 +34,7 @@ def command(*, job: str | None, reason: str | None, controller: str | None, toke
       midstep stop demo --reason "enough steps"
       midstep stop --controller m0:29400 --token-file operator.token
     """
-    from ..launch.roles.reaching import group_meant, stop_group
+    from ..launch.reached_job import group_meant, stop_group
 
     try:
         group = group_meant(job, controller)

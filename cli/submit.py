@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from ..launch.jobs.directories import base_directory, checked_name, is_job
-from ..launch.jobs.founding import found_in_directory
-from ..launch.jobs.start import new_name, policy_of, spec_of
+from ..launch.directories import base_directory, checked_name, is_job
+from ..launch.job import found_in_directory, new_name, policy_of, spec_of
 from ..policies.schema import Policy
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.types import JobSpec
@@ -82,8 +81,8 @@ def _submit_roles(
     file: Path, store: str | None, job: str | None, job_directory: Path | None, platform: str, *, if_absent: bool
 ) -> str:
     """Put a job of roles into its directory, and say where it is. Raises ConfigurationError."""
-    from ..launch.roles.group_files import found_group, is_group
-    from ..launch.roles.opening import new_group
+    from ..launch.directories import found_group, is_group
+    from ..launch.roles import new_group
 
     if platform != "kubernetes" or store is not None or job is None or job_directory is None:
         raise ConfigurationError(

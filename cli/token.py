@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..launch.jobs.directories import checked_name
+from ..launch.directories import checked_name
 from ..protocol.errors import MidstepError
 from ..protocol.operators import Role
 from ..protocol.secret_files import read_token

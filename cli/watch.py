@@ -10,9 +10,9 @@ import msgspec
 
 from ..launch.watching import EVERY_S, JobView, watch
 from ..protocol.errors import MidstepError
+from .control import operator_options
 from .display.plain import echo
 from .numbers import seconds
-from .reaching import operator_options
 
 HOOK_S = 60.0
 

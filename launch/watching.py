@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..cli.reaching import ReachedJob, reached
-from ..cli.status import look
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import ControllerPhase, JobStatus
+from .reached_job import ReachedJob, look, reached
 
 EVERY_S = 1.0
 GIVE_UP_S = 600.0

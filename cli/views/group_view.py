@@ -5,7 +5,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...launch.roles.reaching import GroupLook, RoleLook
+from ...launch.reached_job import GroupLook, RoleLook
 from .wording import ABSENT, cell, count_text, date_text, duration_text
 
 _STYLES = {"running": "green", "stopping": "yellow", "ended": "dim"}

@@ -2,20 +2,21 @@
 
 import asyncio
 import contextlib
+import math
 import re
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from ...cli.display.plain import echo
 from ...platforms.kubernetes import names
-from ...platforms.kubernetes.api import Api, Unavailable, pause_s, watch
+from ...platforms.kubernetes.api import Api, RequestRefused, Unavailable, pause_s, watch
 from ...platforms.kubernetes.fleet import PodPhase, Trouble, read_pod, troubles
 from ...protocol.errors import PlatformError
-from .output import Output
+from . import Echo
 
 INTERRUPTED = 130
 FAILED = 1
@@ -24,11 +25,11 @@ PATIENCE_S = 30.0  # with an API that does not answer, for the objects
 GONE_S = 120.0
 LAST_LINES_S = 3.0
 BEFORE = frozenset({names.CHECK, names.SUBMIT})  # containers that end before a job begins
-
 _OF_A_RANK = re.compile(r"\[(\S+ )?rank \d+\] ")  # in a job of roles with the role's name
-
 Say = Callable[[str], None]
 Manifests = Sequence[dict[str, Any]]
+MOST_SHOWN = 16  # pods at once
+_MARGIN_S = 5  # what is asked for again: the host's clock and a slow line
 
 
 class End(msgspec.Struct, frozen=True):
@@ -43,9 +44,9 @@ async def run(
     api: Api,
     job: str,
     objects: Manifests,
+    echo: Echo,
     *,
     follow: bool,
-    say: Say,
     shown: str = names.AGENT,
     quiet: bool = False,
 ) -> int:
@@ -54,13 +55,20 @@ async def run(
     Ctrl-C ends the following, not the job, as it does with `kubectl logs -f`. `shown`: as of `Following`. `quiet`: what
     ranks print is not shown.
     """
-    show = _show_unless_of_a_rank if quiet else echo
+
+    def say(text: str) -> None:
+        echo(f"midstep: {text}", err=True)
+
+    def show(line: str) -> None:
+        if not (quiet and _OF_A_RANK.match(line)):
+            echo(line)
+
     try:
         await make(api, job, objects, say)
         say(f"job {job} in the namespace {api.namespace}; `kubectl delete deployment {names.of_job(job)}` ends it")
         if not follow:
             return 0
-        following = asyncio.create_task(Following(api, job, say, shown=shown, show=show).result())
+        following = asyncio.create_task(Following(api, job, say, show, shown=shown).result())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, following.cancel)
@@ -141,7 +149,7 @@ class Following:
     `shown`: AGENT or LAUNCHER: the pods whose output is shown with `show`, and their container.
     """
 
-    def __init__(self, api: Api, job: str, say: Say, *, shown: str = names.AGENT, show: Say = echo) -> None:
+    def __init__(self, api: Api, job: str, say: Say, show: Say, *, shown: str = names.AGENT) -> None:
         self._api = api
         self._job = job
         self._say = say
@@ -233,11 +241,6 @@ class Following:
         self._tasks[name] = asyncio.create_task(work)
 
 
-def _show_unless_of_a_rank(line: str) -> None:
-    if not _OF_A_RANK.match(line):
-        echo(line)
-
-
 async def answered(request: Callable[[], Any]) -> Any:
     """Ask until the API answers, for a while. Raises PlatformError."""
     loop = asyncio.get_running_loop()
@@ -248,5 +251,69 @@ async def answered(request: Callable[[], Any]) -> Any:
         except Unavailable:
             if loop.time() > deadline:
                 raise
+            await asyncio.sleep(pause_s(failures))
+            failures += 1
+
+
+class Output:
+    """Shows the output of one container in each of some pods. `show` takes a line."""
+
+    def __init__(self, api: Api, container: str, show: Callable[[str], None]) -> None:
+        self._api = api
+        self._container = container
+        self._show = show
+        self._running: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, pod: str) -> None:
+        """Show what a pod prints from now on, and has printed, unless many are shown. Idempotent."""
+        self._running.add(pod)
+        if pod not in self._tasks and len(self._tasks) < MOST_SHOWN:
+            self._tasks[pod] = asyncio.create_task(self._follow(pod))
+
+    def finish(self, pod: str) -> None:
+        """Note that a pod has ended: what it has printed is shown to its end. Idempotent."""
+        self._running.discard(pod)
+
+    def drop(self, pod: str) -> None:
+        """Forget a pod that is gone, and its output with it. Idempotent."""
+        self.finish(pod)
+        if pod in self._tasks:
+            self._tasks.pop(pod).cancel()
+
+    def keep(self, pods: set[str]) -> None:
+        """Forget all pods but these: the others are gone."""
+        for pod in self._tasks.keys() - pods:
+            self.drop(pod)
+
+    async def last_lines(self, limit_s: float) -> None:
+        """Wait until the output of all pods has ended, for a while."""
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=limit_s)
+
+    async def close(self) -> None:
+        """Show no more. Idempotent."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _follow(self, pod: str) -> None:
+        clock = asyncio.get_running_loop().time
+        last, shown_at, failures = "", 0.0, 0
+        while True:
+            ends = pod not in self._running
+            since_s = math.ceil(clock() - shown_at) + _MARGIN_S if last else None
+            try:
+                async with aclosing(self._api.log(pod, self._container, since_s)) as lines:
+                    async for written, text in lines:
+                        if written > last:
+                            last, shown_at, failures = written, clock(), 0
+                            self._show(text)
+                if ends:
+                    return
+            except RequestRefused:
+                return
+            except Unavailable:
+                pass
             await asyncio.sleep(pause_s(failures))
             failures += 1

@@ -5,15 +5,14 @@ import contextlib
 import logging
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from ...cli.display.plain import echo
-from ...cli.reaching import JobElsewhere
 from ...controller.endpoints.control_requests import Accepted, StopJobRequest
-from ...controller.endpoints.discovery_files import JobResult, write_result
+from ...controller.endpoints.discovery_files import JobResult, read_result, write_result
 from ...platforms.kubernetes import names
 from ...platforms.kubernetes.api import Api
 from ...platforms.kubernetes.deployment import OwnDeployment
@@ -22,23 +21,25 @@ from ...platforms.kubernetes.objects import FILES, SETTINGS_FILE, lease_store, m
 from ...platforms.kubernetes.pods import TOKEN_FOLDER
 from ...platforms.kubernetes.settings import Settings, read_settings
 from ...protocol.controller_addresses import endpoints
-from ...protocol.errors import MidstepError
+from ...protocol.errors import ConfigurationError, MidstepError
+from ...protocol.messages import EndJob
 from ...protocol.secret_files import read_token
 from ...protocol.token import FullToken, full, operating
-from ..roles.group_files import role_job
-from ..roles.launched_role import LaunchedRole
+from ..directories import read_group, role_job
+from ..reached_job import JobElsewhere
+from ..roles import LaunchedRole, OpenedGroup, reopened_group
+from . import Echo
 from .following import Following, Manifests, answered, make, remove
-from .launch import submission_of
+from .job import submission_of
 
 ASK_S = 10.0
 ASK_AGAIN_S = 1.0
 NOTHING_RUNS = 2  # as of a command that has changed nothing
 _RANK = "[rank "
-
 _log = logging.getLogger(__name__)
 
 
-def run_role(launched: LaunchedRole) -> int:
+def run_role(launched: LaunchedRole, echo: Echo) -> int:
     """Run the job of a role to its end, or find it again, or only stop it. Returns its exit code.
 
     What is made is owned by the Deployment of the whole job. SIGINT and SIGTERM stop the role's job, with a checkpoint
@@ -47,7 +48,7 @@ def run_role(launched: LaunchedRole) -> int:
     whole = read_settings(Path(FILES) / SETTINGS_FILE)
     token = read_token(Path(TOKEN_FOLDER) / "token", {})
     assert token is not None, "the pod has the job's token"
-    return asyncio.run(_RoleInPods(launched, whole, full(token)).run())
+    return asyncio.run(_RoleInPods(launched, whole, full(token), echo).run())
 
 
 def settings_of_role(whole: Settings, launched: LaunchedRole) -> Settings:
@@ -71,8 +72,8 @@ def settings_of_role(whole: Settings, launched: LaunchedRole) -> Settings:
 class _RoleInPods:
     """One try to run a role, in this process: it may have been run before, by another."""
 
-    def __init__(self, launched: LaunchedRole, whole: Settings, token: FullToken) -> None:
-        self._group, self._launched = whole.job, launched
+    def __init__(self, launched: LaunchedRole, whole: Settings, token: FullToken, echo: Echo) -> None:
+        self._group, self._launched, self._echo = whole.job, launched, echo
         self._name = launched.role.name
         self._settings = settings_of_role(whole, launched)
         self._job = self._settings.job
@@ -93,7 +94,7 @@ class _RoleInPods:
                 self._begin_to_stop()
             else:
                 await self._make()
-            end = await Following(self._api, self._job, self._say, show=self._show).result()
+            end = await Following(self._api, self._job, self._say, self._show).result()
             if end.of_job:
                 result = JobResult(self._job, end.exit_code, end.reason, 0, time.time())
                 await asyncio.to_thread(write_result, self._directory, result)
@@ -138,8 +139,38 @@ class _RoleInPods:
             await asyncio.sleep(ASK_AGAIN_S)
 
     def _say(self, text: str) -> None:
-        echo(f"midstep[{self._name}]: {text}", err=True)
+        self._echo(f"midstep[{self._name}]: {text}", err=True)
 
     def _show(self, line: str) -> None:
         if not self._launched.quiet:
-            echo(f"[{self._name} {line[1:]}" if line.startswith(_RANK) else line)
+            self._echo(f"[{self._name} {line[1:]}" if line.startswith(_RANK) else line)
+
+
+def run_in_pod(directory: Path, run_roles: Callable[[OpenedGroup], int], echo: Echo) -> int:
+    """Run a job of roles to its end, and return its exit code. Raises MidstepError.
+
+    A pod that finds that the job has ended only writes that down: the one before could not any more.
+    """
+    settings_file = Path(FILES) / SETTINGS_FILE
+    if not settings_file.is_file():
+        raise ConfigurationError(f"{directory}: a job in Kubernetes is continued by its Deployment, in a pod of that.")
+    job = read_settings(settings_file).job
+    result = read_result(directory)
+    code = run_roles(reopened_group(directory)) if result is None else result.exit_code
+    result = read_result(directory)
+    if result is not None:
+        asyncio.run(_write_down(directory, job, result, echo))
+    return code
+
+
+async def _write_down(directory: Path, job: str, result: JobResult, echo: Echo) -> None:
+    """Remove what is left of the roles' jobs, say on the Deployment how the job has ended, and run no pod any more."""
+    api = Api()
+    record = read_group(directory)
+    try:
+        for standing in () if record is None else record.group.standings:
+            name = role_job("kubernetes", job, standing.role, standing.attempt)
+            await remove(api, name, (), lambda text: echo(f"midstep: {text}", err=True))
+        await OwnDeployment(api, names.of_job(job)).end(EndJob(result.exit_code, result.reason))
+    finally:
+        await api.close()

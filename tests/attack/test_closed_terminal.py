@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.endpoints.discovery_files import read_result
-from midstep.launch.jobs.job_file import run_directory_of
+from midstep.launch.directories import run_directory_of
 from midstep.processor.checkpoints import archive
 
 from ..chaos.jobs import PATIENCE_S, TRAINING

@@ -24,12 +24,11 @@ from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.recovery.events import StopRequested
-from midstep.launch.jobs.start import PreparedJob
-from midstep.launch.supervision import controller_process
-from midstep.launch.supervision import supervisor as supervision
-from midstep.launch.supervision.backoff import Backoff
-from midstep.launch.supervision.controller_notice import read_notice, why_no_answer
-from midstep.launch.supervision.supervisor import Supervisor
+from midstep.launch import processes as controller_process
+from midstep.launch import supervisor as supervision
+from midstep.launch.job import PreparedJob
+from midstep.launch.processes import Backoff
+from midstep.launch.supervisor import Supervisor, read_notice, why_no_answer
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim
@@ -204,7 +203,7 @@ def test_a_pause_of_the_whole_machine_is_no_hang_of_the_controller(
     """Time in which the launcher did not run counts for nothing: a jump of its clock replaces no controller."""
     ahead_s = 0.0
     real = time.monotonic
-    monkeypatch.setattr("midstep.launch.supervision.supervisor.time.monotonic", lambda: real() + ahead_s)
+    monkeypatch.setattr("midstep.launch.supervisor.time.monotonic", lambda: real() + ahead_s)
 
     async def scenario() -> None:
         nonlocal ahead_s
@@ -380,7 +379,7 @@ def test_a_full_disk_under_the_notice_ends_nothing(tmp_path: Path, monkeypatch: 
 
     async def scenario() -> None:
         async with watching(tmp_path, lives=["die", "fail", "end"]) as watch:
-            monkeypatch.setattr("midstep.launch.supervision.controller_notice.os.pwrite", full)
+            monkeypatch.setattr("midstep.launch.supervisor.os.pwrite", full)
             assert (await watch.result()).exit_code == 0
 
     play(scenario)

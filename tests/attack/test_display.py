@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from midstep.cli import run
+from midstep.cli import showing
 from midstep.controller.endpoints.discovery_files import JobResult
-from midstep.launch.jobs.start import PreparedJob, Start, create_job
+from midstep.launch.job import PreparedJob, Start, create_job
 
 from .attack import attack
 
@@ -50,7 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparedJob
     script = tmp_path / "train.py"
     script.write_text("")
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": b"one\ntwo\n"})
-    monkeypatch.setattr("midstep.launch.supervision.launcher.Launcher", Played)
+    monkeypatch.setattr("midstep.launch.launcher.Launcher", Played)
     job = create_job(Start(command=(str(script),), job=f"display-{os.getpid()}", job_directory=tmp_path / "job"))
     yield job
     shutil.rmtree(job.run_directory, ignore_errors=True)
@@ -70,7 +70,7 @@ def output_on(descriptor: int, name: str, monkeypatch: pytest.MonkeyPatch, encod
 
 def ended(job: PreparedJob) -> int:
     """Run the job to its end and return its exit code as the launcher gives it."""
-    return run.launch(job, quiet=False)
+    return showing.run_job(job, quiet=False)
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
@@ -266,7 +266,7 @@ def test_a_terminal_that_is_closed_insists_on_nothing(
     ignored: tuple[str, ...], sent: tuple[str, ...], asked: bool, insisted: bool
 ) -> None:
     """Only Ctrl-C and SIGTERM, and only the second of them."""
-    from midstep.launch.supervision.stop_signals import StopSignals
+    from midstep.launch.processes import StopSignals
 
     reasons: list[str] = []
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.main import main
-from midstep.launch.jobs.rank_variables import MAX_FILE_BYTES, named_variables, variables_of_files
+from midstep.launch.rank_environment import MAX_FILE_BYTES, named_variables, variables_of_files
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack

@@ -13,8 +13,8 @@ import pytest
 
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.detectors.reporter import FaultReporter
-from midstep.launch.supervision import fault_watch
-from midstep.launch.supervision.backoff import Backoff
+from midstep.launch import launcher as fault_watch
+from midstep.launch.processes import Backoff
 from midstep.policies.schema import FaultPolicy
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
@@ -88,7 +88,7 @@ class Watch:
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
         monkeypatch.setattr(FaultReporter, "tell", lambda _, report: self.told.append(report))
-        monkeypatch.setattr(fault_watch, "BACKOFF", Backoff(first_s=0.0, longest_s=0.0))
+        monkeypatch.setattr(fault_watch, "DETECTOR_BACKOFF", Backoff(first_s=0.0, longest_s=0.0))
 
     async def until(self, holds: Callable[["Watch"], bool]) -> None:
         """Watch until it is as wanted."""

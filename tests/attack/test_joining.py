@@ -11,7 +11,7 @@ from midstep.controller.enroller import Enroller
 from midstep.controller.enrolment import MOST_NODES, Standing
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
-from midstep.launch.joining.opening import let_nodes_join
+from midstep.launch.job import let_nodes_join
 from midstep.protocol.codec import PROTOCOL_VERSION
 from midstep.protocol.enrolment import EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
 from midstep.protocol.key_pairs import random_pair

@@ -15,7 +15,7 @@ from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.store import JournalEntry
 from midstep.controller.recovery.events import StopRequested
-from midstep.launch.jobs.start import Start, create_job
+from midstep.launch.job import Start, create_job
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError
 from midstep.protocol.types import JobSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from midstep.launch.jobs.start import Start, create_job
+from midstep.launch.job import Start, create_job
 from midstep.platforms.processes import NodeMark
 from midstep.protocol import environment as names
 from midstep.protocol.messages import NodeLost

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from midstep.agent.fork_server import PRELOAD_STORE
-from midstep.launch.jobs.job_file import run_directory_of
+from midstep.launch.directories import run_directory_of
 from midstep.processor.checkpoints import archive
 from midstep.protocol.environment import PRELOAD
 

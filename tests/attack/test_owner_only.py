@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from midstep.controller.endpoints.discovery_files import JobResult
-from midstep.launch.jobs import start as job_start
-from midstep.launch.jobs.run_directory import place_for
-from midstep.launch.jobs.start import PreparedJob, Start, create_job
-from midstep.launch.supervision import launcher
+from midstep.launch import job as job_start
+from midstep.launch import launcher
+from midstep.launch.directories import place_for
+from midstep.launch.job import PreparedJob, Start, create_job
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from midstep.launch.jobs.fault_schedule import load_schedule
+from midstep.launch.rank_environment import load_schedule
 from midstep.policies.acjob.translation import translate
 from midstep.policies.code_files import load_codes
 from midstep.policies.files import load_policy, parse_policy, render

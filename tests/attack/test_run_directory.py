@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.launch.jobs.start import PreparedJob, Start, create_job
+from midstep.launch.job import PreparedJob, Start, create_job
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
@@ -310,7 +310,7 @@ def test_a_runtime_directory_that_does_not_fit_is_passed_over(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sockets' paths are short enough before anything starts."""
-    from midstep.launch.jobs.run_directory import place_for
+    from midstep.launch.directories import place_for
 
     runtime, shared = place.parent, Path(f"/tmp/midstep-{os.getuid()}")
     assert place_for("gpt") == place
@@ -336,7 +336,7 @@ def test_a_directory_that_ends_with_the_login_is_passed_over(tmp_path: Path) -> 
     """What is not systemd's own stays for as long as its owner wants."""
     import pwd
 
-    from midstep.launch.jobs.run_directory import outlives_the_login
+    from midstep.launch.directories import outlives_the_login
 
     its_own = Path(f"/run/user/{os.getuid()}")
     assert not outlives_the_login(its_own, tmp_path)

@@ -15,9 +15,9 @@ from midstep.cli import report as report_command
 from midstep.cli import status as status_command
 from midstep.cli.display.job_follower import JobFollower
 from midstep.cli.main import main
-from midstep.cli.reaching import HereJob
 from midstep.controller.endpoints.control_requests import StatusReply
-from midstep.launch.roles import reaching
+from midstep.launch import reached_job as reaching
+from midstep.launch.reached_job import HereJob
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport

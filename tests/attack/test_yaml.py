@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from midstep.cli.main import main
 from midstep.forecast.fault_trace import load_trace
-from midstep.launch.jobs.fault_schedule import load_schedule
+from midstep.launch.rank_environment import load_schedule
 from midstep.policies.acjob.translation import translate
 from midstep.policies.code_files import load_codes
 from midstep.policies.files import load_policy, parse_policy, render

@@ -15,8 +15,8 @@ import psutil
 import yaml
 
 from midstep.controller.role_group import RoleGroup
-from midstep.launch.roles.group_files import GROUP_NAME, read_group, role_directory
-from midstep.launch.roles.reaching import look_at_group
+from midstep.launch.directories import GROUP_NAME, read_group, role_directory
+from midstep.launch.reached_job import look_at_group
 from midstep.protocol import environment as names
 from midstep.protocol.run_directories import is_held
 from midstep.protocol.types import ArmedFault

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from midstep.cli.main import main
 from midstep.controller.endpoints.control_requests import Accepted, KillNodeRequest, Request, StatusReply, StatusRequest
 from midstep.controller.endpoints.local_sockets import NoController, ask
-from midstep.launch.supervision.controller_notice import read_notice
+from midstep.launch.supervisor import read_notice
 from midstep.protocol import environment as names
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 
-from midstep.launch.supervision.controller_process import ControllerProcess, Ending
+from midstep.launch.processes import ControllerProcess, Ending
 
 HEARD = 7
 PLAYED = f"""

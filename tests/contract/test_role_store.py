@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from midstep.communicators.key_value_store import KeyValueClient, KeyValueServer, StoreFull
-from midstep.launch.roles.group_files import GroupFounding, store_file
-from midstep.launch.roles.store import SharedStore
+from midstep.launch.directories import GroupFounding, store_file
+from midstep.launch.roles import SharedStore
 from midstep.policies.scripted_roles import JobOfRoles
 from midstep.processor import role as role_module
 from midstep.processor.role import RoleStore, role

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from midstep.launch.roles.group_files import role_directory, role_job
+from midstep.launch.directories import role_directory, role_job
 
 from .cluster.cluster import RESOURCE, Cluster
 from .cluster.image import IMAGE

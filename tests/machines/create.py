@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from midstep.launch.jobs.start import Start, create_job
+from midstep.launch.job import Start, create_job
 
 
 def main(options: dict[str, object]) -> None:

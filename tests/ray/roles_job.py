@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from midstep.launch.roles.group_files import role_directory, role_job
+from midstep.launch.directories import role_directory, role_job
 
 from ..machines.engine_job import ROOMY
 from ..machines.job import PATIENCE_S

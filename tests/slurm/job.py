@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from midstep.launch.jobs.directories import HOME_VARIABLE
+from midstep.launch.directories import HOME_VARIABLE
 
 from ..chaos.jobs import TRAINING
 from ..machines.engine_job import ROOMY, EngineJob

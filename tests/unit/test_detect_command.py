@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from midstep.cli import detect
 from midstep.cli.detector import Watched
 from midstep.controller.endpoints.discovery_files import write_endpoint
-from midstep.launch.jobs.start import PreparedJob, Start, create_job
+from midstep.launch.job import PreparedJob, Start, create_job
 
 POLICY = "faults: {node_names: {worker-7: node1}, node_serials: {'2102312NSF10': node0}}\n"
 

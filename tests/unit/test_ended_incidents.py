@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from midstep.cli.ended_incidents import ended_incidents
-from midstep.cli.reaching import JobElsewhere
 from midstep.controller.endpoints.control_requests import IncidentsReply, IncidentsRequest, Refused, Reply, Request
+from midstep.launch.reached_job import JobElsewhere
 from midstep.platforms.base import EndedIncident
 from midstep.protocol.errors import MidstepError
 from midstep.protocol.incidents import Incident, Outcome

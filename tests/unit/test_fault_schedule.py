@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.launch.jobs.fault_schedule import load_schedule
+from midstep.launch.rank_environment import load_schedule
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.injection import ArmedFault, FaultAction, InjectionPoint
 

@@ -11,14 +11,23 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.run import command
-from midstep.launch.joining import own_addresses as here
-from midstep.launch.joining.claim import EndpointClaim
-from midstep.launch.joining.launch_environment import Launched, first_host, launched
-from midstep.launch.joining.opening import let_nodes_join, require_loopback, require_unexpired, required
-from midstep.launch.joining.own_addresses import address_towards, is_loopback, is_own, listening_at
-from midstep.launch.joining.role import Flags, meeting, meets_itself
-from midstep.launch.joining.role import RendezvousPoint as Point
-from midstep.launch.joining.torchrun_flags import REFUSED, WITHOUT_EFFECT
+from midstep.cli.torchrun_flags import REFUSED, WITHOUT_EFFECT
+from midstep.launch import meeting as here
+from midstep.launch.job import let_nodes_join, require_loopback, require_unexpired, required
+from midstep.launch.joining import EndpointClaim
+from midstep.launch.meeting import (
+    Flags,
+    Launched,
+    address_towards,
+    first_host,
+    is_loopback,
+    is_own,
+    launched,
+    listening_at,
+    meeting,
+    meets_itself,
+)
+from midstep.launch.meeting import RendezvousPoint as Point
 from midstep.protocol.controller_addresses import endpoints, split
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.token import FullToken, new_token

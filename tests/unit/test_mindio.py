@@ -23,8 +23,7 @@ from midstep.adapters.mindio.replicas import (
 from midstep.adapters.mindio.update_times import tft_can_do_uce_repair
 from midstep.adapters.mindio.values import ReportState
 from midstep.devices.kinds import EXTERNAL
-from midstep.launch.jobs.mindio import with_mindio
-from midstep.launch.jobs.start import Start, policy_of
+from midstep.launch.job import Start, policy_of, with_mindio
 from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError
@@ -276,7 +275,7 @@ def test_a_job_with_mindio_leaves_groups_and_checkpoints_to_the_script(tmp_path:
 
 def test_the_ranks_are_told_by_a_variable() -> None:
     """The package's place is another one on each machine."""
-    from midstep.launch.jobs.mindio import mindio_environment
+    from midstep.launch.job import mindio_environment
 
     assert mindio_environment(True) == {env.MINDIO: "1"}
     assert mindio_environment(False) == {}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from midstep.cli.main import COMMANDS, main
 from midstep.cli.numbers import NodesAsked
-from midstep.launch.jobs.fault_schedule import load_schedule
-from midstep.launch.jobs.start import Start, create_job
+from midstep.launch.job import Start, create_job
+from midstep.launch.rank_environment import load_schedule
 from midstep.protocol.bounds import LARGEST_NUMBER
 from midstep.protocol.controller_addresses import MOST_ENDPOINTS, each_address
 from midstep.protocol.errors import ConfigurationError

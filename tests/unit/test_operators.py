@@ -23,7 +23,7 @@ from midstep.controller.endpoints.control_requests import (
 )
 from midstep.controller.endpoints.remote_operators import RemoteOperators
 from midstep.controller.endpoints.request_handler import page
-from midstep.launch.joining.opening import let_nodes_join
+from midstep.launch.job import let_nodes_join
 from midstep.protocol.errors import ConfigurationError, KeyExpired
 from midstep.protocol.identities import may_be
 from midstep.protocol.incidents import Incident

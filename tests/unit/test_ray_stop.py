@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.launch.ray.controller_actor import StopOnce
+from midstep.launch.ray import StopOnce
 
 
 class Controller:

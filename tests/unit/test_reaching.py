@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli.reaching import HereJob, JobElsewhere, reached
+from midstep.launch.reached_job import HereJob, JobElsewhere, reached
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.operators import Role
 from midstep.protocol.token import Token, new_token, token_text

@@ -9,10 +9,18 @@ from click.testing import CliRunner
 
 from midstep.cli.main import main
 from midstep.controller.role_group import GroupPhase, GroupRestart, RoleEnded, begin, handle
-from midstep.launch.jobs.directories import find_job, find_job_or_group, jobs
-from midstep.launch.roles.group_files import GroupFounding, GroupRecord, found_group, role_directory, write_group
-from midstep.launch.roles.opening import new_group, start_of
-from midstep.launch.roles.reaching import look_at_group
+from midstep.launch.directories import (
+    GroupFounding,
+    GroupRecord,
+    find_job,
+    find_job_or_group,
+    found_group,
+    jobs,
+    role_directory,
+    write_group,
+)
+from midstep.launch.reached_job import look_at_group
+from midstep.launch.roles import new_group, start_of
 from midstep.policies.scripted_roles import parse_roles
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError

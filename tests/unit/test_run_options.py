@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from midstep.cli.main import main
 from midstep.cli.run import command
 from midstep.devices.kinds import NPU
-from midstep.launch.jobs.start import Start, create_job
+from midstep.launch.job import Start, create_job
 from midstep.policies.schema import ScalePolicy
 from midstep.protocol.errors import ConfigurationError, PolicyError
 

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from midstep.launch.supervision.backoff import Backoff, RestartBackoff
-from midstep.launch.supervision.controller_notice import (
+from midstep.launch.processes import TICK_S, Backoff, RestartBackoff, RunningTime
+from midstep.launch.supervisor import (
+    STOP_TRIES,
     ControllerNotice,
     ControllerStage,
+    NextStart,
     NoticeFile,
+    Outage,
     read_notice,
     why_no_answer,
 )
-from midstep.launch.supervision.outage import STOP_TRIES, NextStart, Outage
-from midstep.launch.supervision.running_time import TICK_S, RunningTime
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import ControllerPolicy, WhenLost
 from midstep.protocol.errors import PolicyError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from zmq.utils import z85
 
-from midstep.launch.joining.opening import let_nodes_join
-from midstep.launch.joining.token_watch import TokenWatch
+from midstep.launch.job import let_nodes_join
+from midstep.launch.joining import TokenWatch
 from midstep.protocol import keys
 from midstep.protocol.errors import KeyReplaced
 from midstep.protocol.keys import JobKeys

@@ -28,8 +28,9 @@ from midstep.controller.routes import Routes
 from midstep.controller.volume import files, journal, reading
 from midstep.controller.volume.journal import VolumeJournal, submit
 from midstep.controller.volume.place import parse_volume_place
-from midstep.launch.jobs import directories, journals
-from midstep.launch.jobs.continuation import continued
+from midstep.launch import directories
+from midstep.launch import reached_job as journals
+from midstep.launch.job import continued
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import (
     ConfigurationError,

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from midstep.cli.main import main
-from midstep.launch.jobs.job_file import JobFile, write_job_file
+from midstep.launch.directories import JobFile, write_job_file
 from midstep.protocol.incidents import Outcome
 
 if TYPE_CHECKING:

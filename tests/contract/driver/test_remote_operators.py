@@ -23,7 +23,7 @@ from midstep.controller.endpoints.control_requests import (
 from midstep.controller.endpoints.local_sockets import NoController
 from midstep.controller.endpoints.operator_client import ask_from_elsewhere
 from midstep.detectors.reporter import FaultReporter
-from midstep.launch.joining.opening import let_nodes_join
+from midstep.launch.job import let_nodes_join
 from midstep.protocol.errors import NotAdmitted
 from midstep.protocol.keys import ClientKeys, JobKeys
 from midstep.protocol.messages import FaultReported

@@ -7,9 +7,9 @@ import pytest
 
 from midstep.cli import detector
 from midstep.cli.detector import Watched, report_faults, way_with_token
-from midstep.cli.reaching import JobElsewhere
 from midstep.cli.standing_by import LEFT, until_one_listens
 from midstep.controller.journal.paths import journal_path
+from midstep.launch.reached_job import JobElsewhere
 from midstep.protocol.messages import FaultReported
 from midstep.protocol.operators import Role
 from midstep.protocol.time_limit import within

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from midstep.launch.kubernetes import following
+from midstep.launch.kubernetes import Echo, following
 from midstep.platforms.kubernetes.api import Api
 from midstep.platforms.kubernetes.names import owner_reference
 from midstep.platforms.kubernetes.objects import Submission, manifests
@@ -39,6 +39,18 @@ def running_pod() -> dict[str, Any]:
     return {"metadata": metadata, "status": {"phase": "Running"}}
 
 
+def heard_by(told: list[str]) -> Echo:
+    """Return what prints the ranks' lines, and notes those of the command without its name."""
+
+    def echo(text: str, *, err: bool = False) -> None:
+        if err:
+            told.append(text.removeprefix("midstep: "))
+        else:
+            print(text)
+
+    return echo
+
+
 def with_api(
     folder: Path, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[ApiServer, Api, list[str]], Awaitable[T]]
 ) -> T:
@@ -57,7 +69,7 @@ def test_a_job_is_followed_to_its_end_and_its_exit_code_is_that_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> tuple[int, list[str]]:
-        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        running = asyncio.create_task(following.run(api, "demo", objects(), heard_by(told), follow=True))
         while len(server.objects) < len(objects()):
             await asyncio.sleep(0.01)
         owned = [each for (kind, _), each in server.objects.items() if kind != "deployments"]
@@ -87,7 +99,7 @@ def test_the_command_waits_for_pods_that_outlive_the_job_and_names_those_that_st
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> tuple[int, list[str]]:
         server.put("pods", running_pod())
         server.on_lost_machines.add("a-0")
-        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        running = asyncio.create_task(following.run(api, "demo", objects(), heard_by(told), follow=True))
         while len(server.objects) <= len(objects()):
             await asyncio.sleep(0.01)
         annotations = {"midstep.io/exit-code": "0", "midstep.io/reason": "done"}
@@ -108,7 +120,7 @@ def test_the_command_waits_for_pods_that_outlive_the_job_and_names_those_that_st
 
 def test_a_job_that_somebody_deletes_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> int:
-        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        running = asyncio.create_task(following.run(api, "demo", objects(), heard_by(told), follow=True))
         while len(server.objects) < len(objects()):
             await asyncio.sleep(0.01)
         server.remove(*KEY)
@@ -123,7 +135,7 @@ def test_a_name_that_is_in_use_is_refused_and_that_job_is_left_alone(
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
         server.put("deployments", objects()[0])
         with pytest.raises(PlatformError, match="already"):
-            await following.run(api, "demo", objects(), follow=False, say=told.append)
+            await following.run(api, "demo", objects(), heard_by(told), follow=False)
         assert list(server.objects) == [KEY]
 
     with_api(tmp_path, monkeypatch, scenario)
@@ -134,7 +146,7 @@ def test_what_cannot_be_made_whole_is_not_left_in_pieces(tmp_path: Path, monkeyp
         (secret,) = (each for each in objects() if each["kind"] == "Secret")
         server.put("secrets", secret)  # of somebody else
         with pytest.raises(PlatformError, match="Secret"):
-            await following.run(api, "demo", objects(), follow=False, say=told.append)
+            await following.run(api, "demo", objects(), heard_by(told), follow=False)
         assert KEY not in server.objects
 
     with_api(tmp_path, monkeypatch, scenario)
@@ -168,7 +180,7 @@ def test_a_job_that_cannot_begin_ends_the_command_with_what_was_said(
         pod = {"metadata": metadata, "status": {"initContainerStatuses": statuses}}
         server.put("pods", pod)
         with pytest.raises(PlatformError, match="cannot begin"):
-            await following.run(api, "demo", objects(), follow=True, say=told.append)
+            await following.run(api, "demo", objects(), heard_by(told), follow=True)
         assert told[-1] == f"c-1: {container}: ended with exit code 1"
 
     with_api(tmp_path, monkeypatch, scenario)
@@ -180,7 +192,7 @@ def test_each_line_of_a_pod_is_shown_once_however_often_the_connection_is_lost(
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
         pod = running_pod()
         server.put("pods", pod)
-        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append))
+        running = asyncio.create_task(following.run(api, "demo", objects(), heard_by(told), follow=True))
         shown = ""
         for line in ("first", "second", "third"):
             server.print("a-0", line)
@@ -202,7 +214,7 @@ def test_a_quiet_command_shows_what_midstep_says_and_nothing_that_ranks_print(
 ) -> None:
     async def scenario(server: ApiServer, api: Api, told: list[str]) -> None:
         server.put("pods", running_pod())
-        running = asyncio.create_task(following.run(api, "demo", objects(), follow=True, say=told.append, quiet=True))
+        running = asyncio.create_task(following.run(api, "demo", objects(), heard_by(told), follow=True, quiet=True))
         for line in ("[rank 0] a loss", "[actor rank 11] another", "midstep: node0 joins"):
             server.print("a-0", line)
         shown = ""

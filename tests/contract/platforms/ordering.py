@@ -17,7 +17,7 @@ from midstep.controller.enroller import open_wire
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.events import Send
 from midstep.controller.routes import Routes
-from midstep.launch.joining.opening import let_nodes_join
+from midstep.launch.job import let_nodes_join
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol import environment as names
 from midstep.protocol.enrolment import EnrolmentRequested

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from midstep.cli.job_options import asked_for
 from midstep.cli.run import command as run
 from midstep.devices.kinds import CPU, NPU
-from midstep.launch.jobs.start import create_job, policy_of
+from midstep.launch.job import create_job, policy_of
 from midstep.policies.acjob.translation import NoteKind, Translation, npu_policy, translate
 from midstep.policies.files import parse_policy
 from midstep.policies.schema import Budget, Policy, SubHealthAction, default_policy

@@ -11,8 +11,8 @@ from lightkube import codecs
 
 from midstep.cli import run
 from midstep.controller.volume.place import folder_in, parse_volume_place
-from midstep.launch.jobs.start import Start
-from midstep.launch.kubernetes.launch import submission_of
+from midstep.launch.job import Start
+from midstep.launch.kubernetes.job import submission_of
 from midstep.platforms.kubernetes import rules
 from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests
 from midstep.platforms.kubernetes.pods import agent_pod, laid_over

@@ -9,10 +9,9 @@ from click.testing import CliRunner
 
 from midstep.cli import run
 from midstep.cli.submit import command as submit
+from midstep.launch.directories import found_group, read_founding
 from midstep.launch.kubernetes.role import settings_of_role
-from midstep.launch.roles.group_files import found_group, read_founding
-from midstep.launch.roles.launched_role import LaunchedRole
-from midstep.launch.roles.opening import new_group, start_of
+from midstep.launch.roles import LaunchedRole, new_group, start_of
 from midstep.platforms.kubernetes import rules
 from midstep.platforms.kubernetes.objects import Submission, manifests
 from midstep.platforms.kubernetes.settings import Settings, Volume

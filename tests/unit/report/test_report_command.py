@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from midstep.cli import report
-from midstep.launch.jobs.directories import base_directory, find_job, jobs, latest_job
+from midstep.launch.directories import base_directory, find_job, jobs, latest_job
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus
 
