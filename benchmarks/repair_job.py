@@ -18,11 +18,11 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 import midstep
-from midstep.adapters.ddp.replicated_state import SHARD_ID
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.examples.gpt import GPT, TEN_MILLION, Shape
 from midstep.processor import transfer
 from midstep.processor.host_transfer import IN_FLIGHT_OF_PAIR
+from midstep.processor.whole_state import SHARD_ID
 from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource, ShardTransfer
 
 HOST = "127.0.0.1"

@@ -196,6 +196,47 @@ class Informed(Protocol):
 
 
 @runtime_checkable
+class Trailing(Protocol):
+    """A framework with values that the script may change between `capture_local` and its next step.
+
+    They are captured again when the script asks for its next step. Random numbers and positions in the data are not:
+    what the script has drawn ahead is lost with the variables of the train function, and is drawn again.
+    """
+
+    def update_applied(self) -> None:
+        """Take note that the update block has ended. In every step, before the rest of the script's step runs."""
+        ...
+
+    def capture_trailing(self) -> bytes | None:
+        """Capture the values that have changed since `capture_local`. Runs when the script asks for its next step.
+
+        Returns:
+            What `restore_trailing` takes; None where nothing has changed.
+        """
+        ...
+
+    def restore_trailing(self, blob: bytes) -> None:
+        """Put back what `capture_trailing` has returned. In rollback, after `restore_local`.
+
+        Args:
+            blob: As of the target step.
+
+        Raises:
+            RecoveryError: The bytes are no such values, or those of another script.
+        """
+        ...
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """A framework whose shards have the same bytes on all of their holders, so that hashes of them can be compared."""
+
+    def digests(self) -> dict[str, int]:
+        """Return a hash of each shard that this rank holds. Runs once, before the second update of the job."""
+        ...
+
+
+@runtime_checkable
 class Rescalable(Protocol):
     """A framework with state that does not depend on the number of ranks, so that a world can change its size."""
 

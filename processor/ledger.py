@@ -1,6 +1,9 @@
 """The step ledger of a training process: it takes the train thread through the order of a step, and waits.
 
-What comes next and what it means for the rank is said by `step_order.py` and `standing.py`, which wait for nothing.
+The order itself is in `step_order.py`, and what a step changes about the rank in `step_state.py`. Neither waits.
+
+A step is committed when its update block ends, but it is not over then: the script may still change values of its own,
+a running mean say. It is over when the script asks for the next step, or leaves the train function.
 """
 
 import statistics
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..protocol.errors import CommunicatorError, ProtocolViolation
 from ..protocol.types import Activity, InjectionPoint
+from .framework import Trailing
 from .step_order import Act, Orders, StepOrder
 
 if TYPE_CHECKING:
@@ -57,6 +61,13 @@ class Surroundings(Orders, Protocol):
 
     def committed(self, committed: int, median_step_s: float) -> None:
         """Note that an update has been applied."""
+        ...
+
+    def step_over(self, committed: int, *, saves: bool) -> None:
+        """Note that the script is through with a step; keep what it has changed since the update.
+
+        `saves`: a checkpoint may be written.
+        """
         ...
 
     def barrier_passed(self) -> None:
@@ -130,6 +141,8 @@ class Ledger:
         self._durations: deque[float] = deque(maxlen=HISTORY_STEPS)
         self._began_s = 0.0
         self._own = b""  # between capture and swap
+        self._trailing = framework if isinstance(framework, Trailing) else None
+        self._open: bool | None = None  # a committed step is not over yet; True: a checkpoint may follow it
         self._acts: dict[Act, Callable[[int], bool]] = {
             Act.FINISH: self._finish,
             Act.CAPTURE: self._capture,
@@ -156,6 +169,7 @@ class Ledger:
                     f"step {index} ended without `with step.update():` around the optimizer's step. "
                     "Put it there, after all collectives of the step."
                 )
+        self.end_step()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -168,6 +182,7 @@ class Ledger:
 
     def begin(self) -> int:
         """Begin the next step and return its index; for a loop that is not `steps`. Raises Interrupted."""
+        self.end_step()
         index = self.order.begin()
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
@@ -205,6 +220,21 @@ class Ledger:
         # What the loop does after its update (logging, say) still runs; orders are followed before the next step.
         if goes_on:
             self._surroundings.committed(count, self.median_step_s)
+        self._open = goes_on
+        if self._trailing is None:
+            self.end_step()
+        else:
+            self._trailing.update_applied()
+
+    def end_step(self) -> None:
+        """Note that the script is through with the step that was committed last. Does nothing the second time."""
+        saves, self._open = self._open, None
+        if saves is not None:
+            self._surroundings.step_over(self._step_state.count, saves=saves)
+
+    def abandon_step(self) -> None:
+        """Note that the script was interrupted after an update: what it has changed since is not kept."""
+        self._open = None
 
     def void_update(self) -> None:
         """End an update that was none: the step is where it was, and is committed by another one."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import RecoveryError
+from ..protocol.errors import StateUnreadable
+from .framework import Trailing
 
 if TYPE_CHECKING:
     from ..communicators.base import Communicator
@@ -26,6 +27,7 @@ _log = logging.getLogger("midstep")
 class _Parts(msgspec.Struct, frozen=True, array_like=True):
     framework: bytes
     device: bytes  # empty for a device without a generator of its own
+    trailing: bytes = b""  # values that the script has changed after the other parts were captured
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -38,6 +40,7 @@ class LocalState:
     def __init__(self, framework: "Framework", device: "Device") -> None:
         self._framework = framework
         self._device = device
+        self._last = _Parts(b"", b"")
 
     def capture(self) -> bytes:
         """Capture both parts."""
@@ -45,15 +48,22 @@ class LocalState:
 
     def whole(self, part: bytes) -> bytes:
         """Add the device's part, as of now, to the framework's. Runs at each commit."""
-        return _ENCODER.encode(_Parts(part, self._device.capture_random()))
+        self._last = _Parts(part, self._device.capture_random())
+        return _ENCODER.encode(self._last)
+
+    def with_trailing(self) -> bytes | None:
+        """Return what `whole` gave last with the values that the script has changed since; None: there are none."""
+        trailing = self._framework.capture_trailing() if isinstance(self._framework, Trailing) else None
+        return None if trailing is None else _ENCODER.encode(msgspec.structs.replace(self._last, trailing=trailing))
 
     def restore(self, blob: bytes, step: int) -> None:
         """Put back what `capture` gave, as of `step` committed updates: midstep's own **rollback**.
 
-        Raises RecoveryError when the bytes are no such state, and what the framework raises.
+        Raises StateUnreadable when the bytes are no such state, and what the framework raises.
         """
         parts = _decoded(blob)
         self._framework.restore_local(parts.framework)
+        self._restore_trailing(parts.trailing)
         self._framework.rolled_back(step)
         self._restore_device(parts.device)  # last: putting the others back may have drawn numbers
 
@@ -61,8 +71,13 @@ class LocalState:
         """Put back the local state of a world of another size. See Rescalable."""
         parts = _decoded(blob)
         framework.adopt_local(parts.framework, random_numbers=random_numbers)
+        self._restore_trailing(parts.trailing)
         if random_numbers:
             self._restore_device(parts.device)
+
+    def _restore_trailing(self, trailing: bytes) -> None:
+        if trailing and isinstance(self._framework, Trailing):
+            self._framework.restore_trailing(trailing)
 
     def _restore_device(self, numbers: bytes) -> None:
         if bool(numbers) == bool(self._device.capture_random()):
@@ -115,4 +130,4 @@ def _decoded(blob: bytes) -> _Parts:
     try:
         return _DECODER.decode(blob)
     except msgspec.MsgspecError as error:
-        raise RecoveryError(f"the captured local state ({len(blob)} bytes) cannot be read: {error}") from error
+        raise StateUnreadable(f"the captured local state ({len(blob)} bytes) cannot be read: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..protocol.errors import RecoveryError
+from ..protocol.errors import StateUnreadable
 from . import tree
 
 _WORD = "I"  # the generators' state is 32-bit words
@@ -60,17 +60,17 @@ class RandomState:
     def restore(self, data: bytes) -> None:
         """Put back what `capture` gave, in this process or another one. Runs in rollback.
 
-        Raises RecoveryError when the bytes are no such state.
+        Raises StateUnreadable when the bytes are no such state.
         """
         try:
             snapshot = _DECODER.decode(data)
-        except msgspec.MsgspecError as error:
-            raise RecoveryError(f"the captured random state ({len(data)} bytes) cannot be read: {error}") from error
-        words = array.array(_WORD)
-        words.frombytes(snapshot.python_words)
-        random.setstate((snapshot.python_version, tuple(words), snapshot.python_gauss))
-        _restore_torch(snapshot.torch_cpu)
-        _restore_numpy(snapshot)
+            words = array.array(_WORD)
+            words.frombytes(snapshot.python_words)
+            random.setstate((snapshot.python_version, tuple(words), snapshot.python_gauss))
+            _restore_torch(snapshot.torch_cpu)
+            _restore_numpy(snapshot)
+        except (msgspec.MsgspecError, ValueError, TypeError, RuntimeError) as error:  # of a generator, too
+            raise StateUnreadable(f"the captured random state ({len(data)} bytes) cannot be read: {error}") from error
 
 
 def _capture_torch() -> bytes:

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,10 +121,18 @@ class RecoveryPhases:
         self._patience.linked_up()
         (blob, self._arrived), step = (self._arrived, None), order.part.target_step
         assert blob is not None
-        self._run(InjectionPoint.ROLLBACK, order, lambda: self._own.restore(blob, step))
+        with self._restoring(order):
+            self._run(InjectionPoint.ROLLBACK, order, lambda: self._own.restore(blob, step))
         self._runtime.local_states.keep(step, blob)
         self._runtime.local_states.pair(order.part.buddy, order.part.copied_rank)
         self._runtime.local_states.swap(step, blob)
+
+    def _restoring(self, order: Rejoin) -> AbstractContextManager[None]:
+        """Return what surrounds the restoring of the rank-local state: it may be the damaged file of a checkpoint."""
+        directory = self._runtime.settings.checkpoint_directory
+        if order.part.restore is not RestoreSource.CHECKPOINT or directory is None:
+            return nullcontext()
+        return archive.restoring_local(directory, order.part.target_step, self._runtime.rank)
 
     def _leave_earlier_training(self, order: Rejoin) -> None:
         """Set older checkpoints aside where training begins at its first step: no recovery may load one of them."""
@@ -200,5 +209,6 @@ class RecoveryPhases:
                 f"{self._runtime.world_size}, and a {type(framework).__name__} cannot be divided again among them"
             )
         blob = archive.load_local(directory, step, rank % saved)
-        self._own.adopt(framework, blob, random_numbers=rank < saved)
+        with archive.restoring_local(directory, step, rank % saved):
+            self._own.adopt(framework, blob, random_numbers=rank < saved)
         return self._own.capture()

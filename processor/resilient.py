@@ -171,5 +171,8 @@ class Alone:
     def committed(self, committed: int, median_step_s: float) -> None:
         """Do nothing: there is no controller to tell."""
 
+    def step_over(self, committed: int, *, saves: bool) -> None:
+        """Do nothing: nothing is kept."""
+
     def barrier_passed(self) -> None:
         """Do nothing: there is no barrier."""

@@ -19,7 +19,7 @@ from .checkpoints.survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
 from .exception_policy import ExceptionPolicy
 from .exceptions import Reaction
-from .framework import Informed
+from .framework import Comparable, Informed
 from .ledger import Ledger
 from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
@@ -27,10 +27,14 @@ from .rank_loop import RankLoop
 from .recovery_phases import RecoveryPhases
 from .runtime import Runtime
 from .session import Order
+from .shard import refuse_differing
 from .step_order import StepState
 
 if TYPE_CHECKING:
     from .framework import Framework
+
+COMPARED_AT = 2  # of which the rank-local state is swapped: one update is committed
+WATCHED_STEPS = 2  # the first steps of a process, after which the state is audited again
 
 Result = TypeVar("Result")
 
@@ -54,6 +58,8 @@ class TrainThread:
         self._loop = RankLoop(runtime.session, step_state, self._ledger.order, early=runtime.early)
         self._train_function: Callable[[], Any] | None = None
         self._result: Any = None  # of the train function
+        self._warned: set[str] = set()
+        self._steps_over = 0
         self._ordered_s = self._phase_began_s = runtime.started_s
         self._carry_out = self._ways_to_carry_out()
 
@@ -62,14 +68,20 @@ class TrainThread:
         runtime = self._runtime
         self._train_function = train
         self._framework.bind(self._ledger)
-        for finding in self._framework.audit():
-            _log.warning("%s", finding)
+        self._warn()
         if runtime.connected or not runtime.black_box.copies():
             # A newcomer keeps what its predecessor left: it may be the last copy.
             runtime.local_states.keep(0, self._own.capture())
         runtime.injection_points.reached(InjectionPoint.JOIN, 0)
         self._drive(self._loop.run())
         return self._result  # type: ignore[no-any-return]
+
+    def _warn(self) -> None:
+        """Log what the state finds that a recovery could not bring back, each once."""
+        for finding in self._framework.audit():
+            if finding not in self._warned:
+                self._warned.add(finding)
+                _log.warning("%s", finding)
 
     def _drive(self, actions: Actions[Result]) -> Result:
         """Carry out what the loop asks for, one action after the other, and return what it returns."""
@@ -111,7 +123,13 @@ class TrainThread:
         return whole
 
     def swap_local(self, step: int, blob: bytes) -> None:
-        """Send the rank-local state to the buddy, and keep the peer copy."""
+        """Send the rank-local state to the buddy, and keep the peer copy.
+
+        Before its second update the job makes sure that copies are copies: its state is all there, and no rank has
+        been repaired from another one yet.
+        """
+        if step == COMPARED_AT and isinstance(self._framework, Comparable):
+            refuse_differing(self._framework.digests(), self._runtime)
         self._runtime.local_states.swap(step, blob)
 
     def meet(self, index: int) -> None:
@@ -125,7 +143,7 @@ class TrainThread:
         self._checkpoints.publish_pending()
 
     def committed(self, committed: int, median_step_s: float) -> None:
-        """Report the first step after a resume, and write a checkpoint where one is due."""
+        """Report the first step after a resume."""
         runtime = self._runtime
         if self._loop.commits_first_step():
             runtime.post(
@@ -133,7 +151,17 @@ class TrainThread:
                     runtime.rank, runtime.generation, runtime.incarnation, committed, time.time(), median_step_s
                 )
             )
-        if self._checkpoints.due(committed):
+
+    def step_over(self, committed: int, *, saves: bool) -> None:
+        """Keep what the script has changed since its update, and write a checkpoint where one is due."""
+        runtime = self._runtime
+        trailing = self._own.with_trailing()
+        if trailing is not None:
+            runtime.local_states.keep(committed, trailing)
+        self._steps_over += 1
+        if trailing is not None or self._steps_over <= WATCHED_STEPS:
+            self._warn()
+        if saves and self._checkpoints.due(committed):
             runtime.step_clock.doing(Activity.CHECKPOINTING)
             runtime.injection_points.reached(InjectionPoint.CHECKPOINT, committed - 1)
             self._checkpoints.save(committed)
@@ -196,9 +224,12 @@ class TrainThread:
         assert self._train_function is not None
         try:
             self._result = self._train_function()
+            self._ledger.end_step()
         except Interrupted:
+            self._ledger.abandon_step()
             return Ended.INTERRUPTED
         except Exception as error:
+            self._ledger.abandon_step()
             # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
             what_now = self._exception_policy.in_training(error)
             if what_now is Reaction.LEAVE:

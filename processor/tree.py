@@ -19,7 +19,7 @@ import numpy as np
 
 from ..communicators import host_memory
 from ..communicators.host_memory import TORCH, dtype_name, memory_of
-from ..protocol.errors import RecoveryError, UnsupportedState
+from ..protocol.errors import RecoveryError, StateUnreadable, UnsupportedState
 
 if TYPE_CHECKING:
     import torch
@@ -74,11 +74,11 @@ class TensorSlot(msgspec.Struct, frozen=True):
 
 
 def dtype_of(name: str) -> "torch.dtype":
-    """Return the dtype of a name that `dtype_name` gave; raises RecoveryError for any other name."""
+    """Return the dtype of a name that `dtype_name` gave; raises StateUnreadable for any other name."""
     try:
         return host_memory.dtype_of(name)
     except TypeError as error:
-        raise RecoveryError(f"the state names a dtype {name!r} that is not known here: {error}") from error
+        raise StateUnreadable(f"the state names a dtype {name!r} that is not known here: {error}") from error
 
 
 def flatten(value: object, path: str) -> "tuple[bytes, list[torch.Tensor]]":
@@ -155,19 +155,19 @@ def pack(value: object, path: str) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Decode what `pack` gave. Raises RecoveryError when the bytes are not whole."""
+    """Decode what `pack` gave. Raises StateUnreadable when the bytes are not whole."""
     try:
         skeleton_bytes, body_bytes = _LENGTHS.unpack_from(data)
     except struct.error as error:
-        raise RecoveryError(f"a packed state of {len(data)} bytes is too short to be one") from error
+        raise StateUnreadable(f"a packed state of {len(data)} bytes is too short to be one") from error
     start = _LENGTHS.size + skeleton_bytes
     if len(data) != start + body_bytes:
-        raise RecoveryError(f"a packed state has {len(data)} bytes instead of {start + body_bytes}: it was cut")
+        raise StateUnreadable(f"a packed state has {len(data)} bytes instead of {start + body_bytes}: it was cut")
     skeleton = data[_LENGTHS.size : start]
     tensors = []
     found = slots(skeleton)
     if sum(slot.size_bytes for slot in found) != body_bytes or any(slot.size_bytes < 0 for slot in found):
-        raise RecoveryError("a packed state holds other bytes than its tensors need: it was changed")
+        raise StateUnreadable("a packed state holds other bytes than its tensors need: it was changed")
     for slot in found:
         tensor = empty(slot)
         if slot.size_bytes:
@@ -270,15 +270,15 @@ def _decode(skeleton: bytes) -> tuple[list[TensorSlot], Any]:
                 raise ValueError("a tensor's shape is no shape")
             return found, root
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
-        raise RecoveryError(f"{len(skeleton)} bytes are no skeleton of a state: {error}") from error
-    raise RecoveryError(f"the state was written in format {version}; this midstep reads format {SKELETON_VERSION}")
+        raise StateUnreadable(f"{len(skeleton)} bytes are no skeleton of a state: {error}") from error
+    raise StateUnreadable(f"the state was written in format {version}; this midstep reads format {SKELETON_VERSION}")
 
 
 def _rebuild(node: Any, tensor: Callable[[int], Any], array: Callable[[int, str, list[int]], Any]) -> Any:
     try:
         return _build(node, tensor, array)
     except (ValueError, TypeError, LookupError, OverflowError, RuntimeError, SyntaxError, RecursionError) as error:
-        raise RecoveryError(f"a state's skeleton is damaged: {error}") from error
+        raise StateUnreadable(f"a state's skeleton is damaged: {error}") from error
 
 
 def _build(node: Any, tensor: Callable[[int], Any], array: Callable[[int, str, list[int]], Any]) -> Any:  # noqa: PLR0911

@@ -28,6 +28,7 @@
     +-- RecoveryError               the recovery itself cannot continue in this process
     |   +-- ChecksumMismatch
     |   +-- StateLost               no clean copy is left
+    |   +-- StateUnreadable         the bytes of a captured state are damaged
     |   +-- ProtocolViolation       the user's loop broke the order of the consistent step
     |   +-- OrdersOverdue           no word from the controller before the deadline
     |   +-- CallbackFailed          a lifecycle callback of the user's raised an exception
@@ -164,6 +165,10 @@ class ChecksumMismatch(RecoveryError):
 
 class StateLost(RecoveryError):
     """No clean copy of something is left."""
+
+
+class StateUnreadable(RecoveryError):
+    """The bytes of a captured state cannot be decoded: they are damaged, or were never such a state."""
 
 
 class ProtocolViolation(RecoveryError):

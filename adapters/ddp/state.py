@@ -5,8 +5,7 @@ it trains with (see `docs/training-loop.md`).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,20 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 from ...processor import tree
 from ...processor.autograd_hooks import fire_in_backward, fire_in_forward
 from ...processor.building import check_registered
-from ...processor.framework import OpenShard
+from ...processor.optimizer_state import OptimizerState
+from ...processor.prefault import PrefaultedMemory, aligned
 from ...processor.registry import Registry, by_name
 from ...processor.shard import Shard
 from ...processor.values import as_value
-from ...protocol.errors import NotUnderMidstep, RecoveryError
-from ...protocol.types import InjectionPoint, ShardHold
+from ...processor.whole_state import SHARD_ID, WholeState
+from ...protocol.errors import RecoveryError, StateUnreadable
+from ...protocol.types import InjectionPoint
 from .buckets import BucketLayout
-from .replicated_state import SHARD_ID, ReplicatedState
 
-if TYPE_CHECKING:
-    from ...processor.ledger import Ledger, Step
+ENTRIES = 8  # tensors that optimizers keep for each parameter; with more of them the last ones are allocated late
 
 
-class TrainState:
+class TrainState(WholeState):
     """Everything that training changes, so that a recovery can bring it back.
 
     Every argument but `values` takes one object, a list or a dict of them. Tensors may be of any shape and dtype, on
@@ -73,55 +72,26 @@ class TrainState:
             data=by_name("data", data),
             values={name: as_value(name, target) for name, target in (values or {}).items()},
         )
+        super().__init__(self.registry.values)
         self.registry.check()
         check_registered(parameter for module in modules.values() for parameter in module.parameters())
         self._layouts = {name: BucketLayout(name, item) for name, item in wrapped.items()}
         self._replicated = ReplicatedState(self.registry, frozenset(wrapped))
-        self._ledger: Ledger | None = None
-
-    # --- for the script -------------------------------------------------------------------------------------------
-
-    def bind(self, ledger: "Ledger") -> None:
-        """Set the step ledger of the train function that is about to run."""
-        self._ledger = ledger
-
-    def steps(self, total: int) -> Iterator["Step"]:
-        """Go through the steps that are left of `total`.
-
-        Args:
-            total: The number of steps of the whole training, those before a recovery or restart included.
-
-        Returns:
-            An iterator of `midstep.processor.ledger.Step`.
-
-        Raises:
-            NotUnderMidstep: The call was made outside of a resilient train function.
-        """
-        return self._bound("steps").steps(total)
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Stop the step clock in a `with` block: for an evaluation and other things that rightly take long.
-
-        A hang of this rank inside the block is not noticed.
-
-        Raises:
-            NotUnderMidstep: The call was made outside of a resilient train function.
-        """
-        paused: AbstractContextManager[None] = self._bound("paused").paused()
-        return paused
-
-    @property
-    def step(self) -> int:
-        """The index of the current step, 0-based: how many updates have been committed."""
-        return self._bound("step").count
 
     def audit(self) -> tuple[str, ...]:
-        """Return what is mutable and not registered. Runs at start, and warns in the rank's log.
+        """Return what is mutable and not registered, or changes in the wrong place.
+
+        Runs at start and after the first steps, and warns in the rank's log.
 
         Returns:
             One sentence for each object that a lost rank would not get back.
         """
-        return self.registry.audit()
+        return (*self.registry.audit(), *super().audit())
+
+    @property
+    def _rank(self) -> int:
+        """The rank of this process."""
+        return dist.get_rank()
 
     def _all_parameters(self) -> Iterator[torch.Tensor]:
         for module in self.registry.modules.values():
@@ -130,23 +100,7 @@ class TrainState:
             for group in optimizer.param_groups:
                 yield from group["params"]
 
-    def _bound(self, name: str) -> "Ledger":
-        if self._ledger is None:
-            raise NotUnderMidstep(
-                f"TrainState.{name} is only available inside a train function that midstep runs: decorate the function "
-                "with @midstep.resilient, or call midstep.resilient(state) around it, and use the state that it passes"
-            )
-        return self._ledger
-
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
-
-    def shards(self) -> tuple[ShardHold, ...]:
-        """Return the only shard, the replicated one, with its size now."""
-        return (ShardHold(SHARD_ID, self._replicated.open().size_bytes),)
-
-    def writes(self) -> tuple[str, ...]:
-        """Return the shards that this rank writes into checkpoints: on rank 0 the replicated one."""
-        return (SHARD_ID,) if dist.get_rank() == 0 else ()
 
     def capture_local(self) -> bytes:
         """Capture the rank-local state. Runs right before the commit barrier, on all ranks.
@@ -155,6 +109,7 @@ class TrainState:
         """
         for layout in self._layouts.values():
             layout.settle()
+        self._trailing.captured()
         return tree.pack(
             {
                 "own": self.registry.capture_local(),
@@ -179,31 +134,38 @@ class TrainState:
         """Whether the replicated shard can be moved while the links come up: always. `rebuilt` does nothing."""
         return True
 
-    def open_shard(self, shard_id: str) -> OpenShard:
-        """Open the replicated shard to send from it."""
-        _known(shard_id)
+    def _open(self) -> Shard:
+        """Open the replicated shard."""
         return self._replicated.open()
+
+    def _accept(self, header: bytes) -> Shard:
+        """Return the tensors that receive the replicated shard."""
+        return self._replicated.accept(header)
+
+    def _adopt(self, shard: Shard) -> None:
+        """Make a received replicated shard the state of this rank."""
+        self._replicated.adopt(shard)
 
     def expect_shard(self, shard_id: str, size_bytes: int) -> None:
         """Allocate memory ahead of time for what the replicated shard adds to this rank's state."""
-        _known(shard_id)
         self._replicated.expect(size_bytes)
 
-    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
-        """Provide the tensors that receive the replicated shard. Until `adopt_shard` this rank's state is not whole."""
-        _known(shard_id)
-        return self._replicated.accept(header)
-
-    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
-        """Make the received replicated shard the state of this rank."""
-        _known(shard_id)
-        if not isinstance(shard, Shard):
-            raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
-        self._replicated.adopt(shard)
+    def _replicated_marks(self) -> dict[str, Any]:
+        """Return the version counters of all parameters, and what else is replicated, packed."""
+        registry = self.registry
+        marks: dict[str, Any] = {
+            f"the parameters of {name}": sum(parameter._version for parameter in module.parameters())
+            for name, module in registry.modules.items()
+        }
+        marks |= {name: tree.pack(each.state_dict(), name) for name, each in registry.schedulers.items()}
+        shared = {name: each for name, each in registry.values.items() if each.replicated}
+        return marks | {f"values[{name!r}]": tree.pack(each.get(), name) for name, each in shared.items()}
 
     def restore_local(self, blob: bytes) -> None:
         """Restore the rank-local state that `capture_local` returned, here or in this rank's earlier process."""
         captured = tree.unpack(blob)
+        if not (isinstance(captured, dict) and captured.keys() == {"own", "buckets"}):
+            raise StateUnreadable("the captured state is none of a TrainState")
         if captured["buckets"].keys() != self._layouts.keys():
             raise RecoveryError(
                 f"the captured state has DDP modules {sorted(captured['buckets'])}, this rank has "
@@ -239,6 +201,126 @@ class TrainState:
             fire_in_backward(modules, fire)
 
 
-def _known(shard_id: str) -> None:
-    if shard_id != SHARD_ID:
-        raise RecoveryError(f"there is no shard {shard_id!r} in plain data parallel training, only {SHARD_ID!r}")
+class ReplicatedState:
+    """The replicated shard of a registry: parameters, optimizer state and all else that is the same on every rank.
+
+    A source opens its live tensors, uncopied. A destination receives into its live tensors where they fit, so that
+    every handle on a parameter stays valid and a survivor needs no second copy; what does not exist yet (a newcomer's
+    optimizer state) is allocated and then becomes the live state without another copy. From `accept` until `adopt` the
+    state of this rank is therefore neither the old one nor the new one.
+
+    `synced_buffers` names the modules whose buffers were made equal at start (by DDP): their contents then travel
+    along, as a newcomer cannot know them if they were drawn at random.
+    """
+
+    def __init__(self, registry: Registry, synced_buffers: frozenset[str]) -> None:
+        self._registry = registry
+        self._synced = synced_buffers
+        self._optimizers = {name: OptimizerState(name, item) for name, item in registry.optimizers.items()}
+        self._room: PrefaultedMemory | None = None  # from `expect` until `adopt`
+
+    def open(self) -> Shard:
+        """Open this rank's state as a source. Raises UnsupportedState for what cannot be carried."""
+        content = {
+            "parameters": {
+                name: {path: parameter.detach() for path, parameter in module.named_parameters()}
+                for name, module in self._registry.modules.items()
+            },
+            "baseline": self._baseline(),
+            "optimizers": {name: state.collect() for name, state in self._optimizers.items()},
+            "small": self._registry.small_replicated(),
+        }
+        skeleton, tensors = tree.flatten(content, SHARD_ID)
+        return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
+
+    def expect(self, size_bytes: int) -> None:
+        """Start to allocate memory for a shard of `size_bytes`, less what live tensors can receive."""
+        parameters = [parameter for module in self._registry.modules.values() for parameter in module.parameters()]
+        if all(parameter.device.type == "cpu" for parameter in parameters):
+            lacking = max(0, size_bytes - self.open().size_bytes)
+            # Each tensor begins at a round address; how many there will be is not known yet.
+            self._take_room(lacking + ENTRIES * len(parameters) * aligned(1) if lacking else 0)
+
+    def accept(self, header: bytes) -> Shard:
+        """Return the tensors that receive a shard. Raises RecoveryError when it does not fit this rank's modules."""
+        slots, outline = tree.slots_and_outline(header)
+        tensors: list[torch.Tensor | None] = [None] * len(slots)
+        fresh: list[tree.TensorSlot] = []
+        for place, slot, live, device in self._targets(outline):
+            if live is not None and (live.shape != slot.shape or live.dtype != slot.dtype):
+                raise RecoveryError(
+                    f"{place} arrives as {slot.dtype} {list(slot.shape)}, but here it is {live.dtype} "
+                    f"{list(live.shape)}; do all ranks build the same model?"
+                )
+            if live is not None and live.is_contiguous():
+                tensors[slot.index] = live
+            elif device.type == "cpu":
+                fresh.append(slot)
+            else:
+                tensors[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        needed = sum(aligned(slot.size_bytes) for slot in fresh)
+        if self._room is None or self._room.size_bytes < needed:
+            self._take_room(needed)
+        assert self._room is not None
+        for slot in fresh:
+            tensors[slot.index] = self._room.empty(slot.shape, slot.dtype)
+        filled = [
+            torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
+            for slot, tensor in zip(slots, tensors, strict=True)
+        ]
+        return Shard(header, filled)
+
+    def adopt(self, shard: Shard) -> None:
+        """Make an accepted shard, now received, the state of this rank."""
+        content = tree.unflatten(shard.header, shard.tensors)
+        for name, module in self._registry.modules.items():
+            for path, parameter in module.named_parameters():
+                arrived = content["parameters"][name][path]
+                if arrived.data_ptr() != parameter.data_ptr():
+                    parameter.data.copy_(arrived)
+        self._registry.buffers.adopt_baseline(content["baseline"])
+        self._registry.adopt_small_replicated(content["small"])
+        for name, state in self._optimizers.items():
+            state.adopt(content["optimizers"][name])
+        self._leave_room()
+
+    def _take_room(self, size_bytes: int) -> None:
+        self._leave_room()
+        self._room = PrefaultedMemory(size_bytes)
+
+    def _leave_room(self) -> None:
+        if self._room is not None:
+            self._room.close()
+        self._room = None
+
+    def _baseline(self) -> dict[str, torch.Tensor]:
+        return {
+            path: tensor
+            for path, tensor in self._registry.buffers.baseline().items()
+            if any(path.startswith(f"{name}.") for name in self._synced)
+        }
+
+    def _targets(
+        self, outline: dict[str, Any]
+    ) -> Iterator[tuple[str, tree.TensorSlot, torch.Tensor | None, torch.device]]:
+        """Yield where each arriving tensor of modules and optimizers belongs: place, slot, live tensor, device."""
+        modules = self._registry.modules
+        _require_same("modules", outline["parameters"], modules)
+        _require_same("optimizers", outline["optimizers"], self._optimizers)
+        for name, module in modules.items():
+            live = dict(module.named_parameters())
+            _require_same(f"parameters of {name}", outline["parameters"][name], live)
+            for path, slot in outline["parameters"][name].items():
+                yield f"{name}.{path}", slot, live[path].data, live[path].device
+        for name, state in self._optimizers.items():
+            yield from state.targets(outline["optimizers"][name])
+
+
+def _require_same(kind: str, arrived: dict[str, Any], here: dict[str, Any]) -> None:
+    if arrived.keys() != here.keys():
+        only_there = sorted(arrived.keys() - here.keys())[:3]
+        only_here = sorted(here.keys() - arrived.keys())[:3]
+        raise RecoveryError(
+            f"{kind} differ between ranks: only at the source {only_there}, only here {only_here}; do all ranks run "
+            "the same script?"
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...processor.framework import OpenShard
-from ...protocol.errors import RecoveryError
+from ...protocol.errors import RecoveryError, StateUnreadable
 from ...protocol.messages import SaveCheckpoint
 from ...protocol.types import InjectionPoint, RepairPart, ShardHold
 from .replicas import Move, OptimizerReplicas, shards_of, type_of
@@ -105,7 +105,7 @@ class HandledState:
         try:
             own = msgspec.msgpack.decode(blob, type=_Own)
         except msgspec.MsgspecError as error:
-            raise RecoveryError(f"the captured state ({len(blob)} bytes) cannot be read: {error}") from error
+            raise StateUnreadable(f"the captured state ({len(blob)} bytes) cannot be read: {error}") from error
         if self.offset is None:
             self.offset = own.offset
         if self._random and own.random:

@@ -5,30 +5,27 @@ parameters, moments and counts, so a lost rank copies them from any other.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 
 from ...processor import tree
-from ...processor.framework import OpenShard
 from ...processor.random_state import RandomState
 from ...processor.runtime import Runtime
 from ...processor.shard import Shard
 from ...processor.values import as_value
-from ...protocol.errors import NotUnderMidstep, RecoveryError
-from ...protocol.types import InjectionPoint, ShardHold
-from .gradients import host_collectives
+from ...processor.whole_state import SHARD_ID, WholeState
+from ...protocol.errors import RecoveryError
+from ...protocol.types import InjectionPoint
+from .gradients import get_rank, host_collectives
 from .parameters import Parameters
 from .random_numbers import RandomNumbers, drawing_cells
 
 if TYPE_CHECKING:
-    from ...processor.ledger import Ledger, Step
-
-SHARD_ID = "replicated"
+    from ...processor.ledger import Step
 
 
-class MindSporeState:
+class MindSporeState(WholeState):
     """Everything that training changes, so that a recovery can bring it back.
 
     Args:
@@ -48,23 +45,18 @@ class MindSporeState:
         self._network = network
         owners = {"network": network} | ({} if optimizer is None else {"optimizer": optimizer})
         self._parameters = Parameters(owners)
-        given = {**({} if data is None else {"data": data}), **(values or {})}
-        self._values = {name: as_value(name, target) for name, target in given.items()}
-        self._ledger: Ledger | None = None
+        changing = {name: as_value(name, target) for name, target in (values or {}).items()}
+        super().__init__(changing)
+        self._values = ({} if data is None else {"data": as_value("data", data)}) | changing
         self._fire: Callable[[], None] | None = None
         self._random = RandomState()
         runtime = Runtime.current()
         if runtime is not None:
             host_collectives(runtime)
-        self._rank = 0 if runtime is None else runtime.rank
         self._drawn = RandomNumbers(self._rank)
         network.register_forward_pre_hook(self._reached_forward)
 
     # --- for the script -------------------------------------------------------------------------------------------
-
-    def bind(self, ledger: "Ledger") -> None:
-        """Set the step ledger of the train function that is about to run."""
-        self._ledger = ledger
 
     def steps(self, total: int) -> "Iterator[Step]":
         """Go through the steps that are left of `total`, each with random numbers of its own.
@@ -78,20 +70,11 @@ class MindSporeState:
         Raises:
             NotUnderMidstep: The call was made outside of a resilient train function.
         """
-        for step in self._bound("steps").steps(total):
+        for step in super().steps(total):
             self._drawn.begin(step.index)
             if ms.get_context("mode") == ms.GRAPH_MODE:
                 self._reached_forward()  # the compiled forward pass knows no hook
             yield step
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Stop the step clock in a `with` block: for an evaluation and other things that rightly take long.
-
-        Raises:
-            NotUnderMidstep: The call was made outside of a resilient train function.
-        """
-        paused: AbstractContextManager[None] = self._bound("paused").paused()
-        return paused
 
     def audit(self) -> tuple[str, ...]:
         """Return what cannot be brought back. Runs at start, and warns in the rank's log.
@@ -99,33 +82,24 @@ class MindSporeState:
         Returns:
             One sentence for each cell that draws random numbers which no call of MindSpore puts back.
         """
-        return tuple(
+        drawing = tuple(
             f"{path or 'the network'} is a {type(cell).__name__}, which draws from a count of its own that cannot be "
             "restored on a CPU: a repeated step draws other numbers. Use a function (ops.dropout, in PyNative mode) or "
             "pass a mask that numpy has drawn"
             for path, cell in drawing_cells(self._network)
         )
+        return (*drawing, *super().audit())
 
-    def _bound(self, name: str) -> "Ledger":
-        if self._ledger is None:
-            raise NotUnderMidstep(
-                f"MindSporeState.{name} is only available inside a train function that midstep runs: decorate the "
-                "function with @midstep.resilient"
-            )
-        return self._ledger
+    @property
+    def _rank(self) -> int:
+        """The rank of this process; 0 outside `midstep run`."""
+        return get_rank()
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
-    def shards(self) -> tuple[ShardHold, ...]:
-        """Return the only shard, the replicated one, with its size now."""
-        return (ShardHold(SHARD_ID, self._open().size_bytes),)
-
-    def writes(self) -> tuple[str, ...]:
-        """Return the shards that this rank writes into checkpoints: on rank 0 the replicated one."""
-        return (SHARD_ID,) if self._rank == 0 else ()
-
     def capture_local(self) -> bytes:
         """Capture the rank-local state: random numbers, data position, values."""
+        self._trailing.captured()
         return tree.pack(
             {
                 "random": self._random.capture(),
@@ -141,30 +115,29 @@ class MindSporeState:
     def rebuilt(self) -> None:
         """Do nothing: nothing here follows from the communicators."""
 
-    def open_shard(self, shard_id: str) -> OpenShard:
-        """Open the replicated shard to send from it."""
-        _known(shard_id)
-        return self._open()
-
     def _open(self) -> Shard:
+        """Open the replicated shard."""
         content = {
             "parameters": self._parameters.arrays(),
             "values": {name: value.get() for name, value in self._values.items() if value.replicated},
         }
         return Shard(*tree.flatten(content, SHARD_ID))
 
-    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
-        """Provide memory that receives the replicated shard."""
-        _known(shard_id)
+    def _accept(self, header: bytes) -> Shard:
+        """Return memory that receives the replicated shard."""
         return Shard(header, [tree.empty(slot) for slot in tree.slots(header)])
 
-    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
-        """Make the received replicated shard the state of this rank."""
-        _known(shard_id)
+    def _adopt(self, shard: Shard) -> None:
+        """Make a received replicated shard the state of this rank."""
         content = tree.unflatten(shard.header, shard.tensors)
         self._parameters.restore(content["parameters"])
         for name, held in content["values"].items():
             self._values[name].set(held)
+
+    def _replicated_marks(self) -> dict[str, Any]:
+        """Return the replicated values, packed. Parameters have no counter that tells of a change."""
+        shared = {name: each for name, each in self._values.items() if each.replicated}
+        return {f"values[{name!r}]": tree.pack(each.get(), name) for name, each in shared.items()}
 
     def restore_local(self, blob: bytes) -> None:
         """Restore the rank-local state that `capture_local` returned, here or in this rank's earlier process."""
@@ -192,8 +165,3 @@ class MindSporeState:
         fire, self._fire = self._fire, None
         if fire is not None:
             fire()
-
-
-def _known(shard_id: str) -> None:
-    if shard_id != SHARD_ID:
-        raise RecoveryError(f"there is no shard {shard_id!r} in data parallel training, only {SHARD_ID!r}")

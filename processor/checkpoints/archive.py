@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from ...protocol.errors import CheckpointError, RecoveryError
+from ...protocol.errors import CheckpointError, RecoveryError, StateUnreadable
 from ..framework import Framework, OpenShard
 from .entries import complete_steps as complete_steps
 from .entries import forget_after as forget_after
@@ -145,6 +145,20 @@ def load_local(directory: str | Path, step: int, rank: int) -> bytes:
         if xxhash.xxh3_64_hexdigest(blob) != part.checksum:
             raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with")
     return blob
+
+
+@contextlib.contextmanager
+def restoring_local(directory: str | Path, step: int, rank: int) -> Iterator[None]:
+    """Take the file of a rank's local state for damaged if its bytes, put back in this block, cannot be decoded.
+
+    Its checksum was right, so whatever wrote it has written that. Raises CheckpointError as `load_shard` does.
+    """
+    path = step_directory(directory, step) / own_name(rank)
+    with _marking_damage(path.parent):
+        try:
+            yield
+        except StateUnreadable as error:
+            raise CheckpointError(f"{path}, of the checkpoint of step {step}, is damaged: {error}") from error
 
 
 def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:

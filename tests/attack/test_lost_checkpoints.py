@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import xxhash
 
 from midstep.processor.checkpoints import archive
+from midstep.processor.checkpoints.manifest import read_manifest
 from midstep.protocol.incidents import JobStatus
 
 from ..chaos.jobs import ROOMY, Job
@@ -68,3 +71,32 @@ def test_checkpoints_are_used_while_one_is_left_and_training_never_begins_again(
     assert max(step for step, _ in done) == SECOND_GATE - 1
     lines = [path.read_text().splitlines() for path in job.records.glob("steps.*")]
     assert all(sum(line.startswith("0 ") for line in each) == 1 for each in lines)
+
+
+@attack(
+    "the newest checkpoint has a rank-local file that cannot be decoded, and a manifest with its right checksum",
+    holds="it is marked as damaged, whatever rank it was of, and training continues from the one before",
+    reads="in `midstep report`: the file, its step, and what is wrong with it",
+)
+def test_a_rank_local_file_that_cannot_be_decoded_costs_one_checkpoint(job: Job) -> None:
+    """An older one is whole, so the job does not stop."""
+    directory = job.directory / "checkpoints"
+    job.held_at(FIRST_GATE)
+    newest, before = FIRST_GATE - EVERY, FIRST_GATE - 2 * EVERY
+    place = directory / f"step-{newest:08d}"
+    manifest, garbage = read_manifest(place), b"no state of a rank"
+    part = msgspec.structs.replace(
+        manifest.parts["own-1.bin"], size_bytes=len(garbage), checksum=xxhash.xxh3_64_hexdigest(garbage)
+    )
+    forged = msgspec.structs.replace(manifest, parts={**manifest.parts, "own-1.bin": part})
+    (place / "own-1.bin").write_bytes(garbage)
+    (place / "manifest.json").write_bytes(msgspec.json.encode(forged))
+    job.rank_process(1).kill()
+    job.until(resumed, "the restart")
+    for gate in (FIRST_GATE, SECOND_GATE):
+        job.open_gate(gate)
+    assert job.wait() == 0, job.said()
+
+    (incident,) = job.report()["incidents"]
+    assert (incident["restore"], incident["resumed_step"]) == ("checkpoint", before), incident
+    assert f"own-1.bin, of the checkpoint of step {newest}, is damaged" in str(incident), incident

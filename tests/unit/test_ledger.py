@@ -62,6 +62,9 @@ class Journey:
     def committed(self, committed: int, median_step_s: float) -> None:
         self.went.append(f"committed {committed}")
 
+    def step_over(self, committed: int, *, saves: bool) -> None:
+        self.went.append(f"over {committed} saves={saves}")
+
     def barrier_passed(self) -> None:
         self.went.append("passed")
 
@@ -102,8 +105,41 @@ def test_a_step_ends_in_one_order(journey: Journey) -> None:
         "passed",
         "update, count 0, updating True",
         "committed 1",
+        "over 1 saves=True",
     ]
     assert (ledger.count, journey.step_state.ready, journey.step_state.updating) == (1, False, False)
+
+
+class Trailing(Journey):
+    """A framework with values that the script may change after its update."""
+
+    def update_applied(self) -> None:
+        self.went.append("applied")
+
+    def capture_trailing(self) -> bytes | None:
+        return None
+
+    def restore_trailing(self, blob: bytes) -> None: ...
+
+
+def test_a_step_is_over_when_the_script_asks_for_the_next_one() -> None:
+    """What it changes after its update block belongs to the step that was committed; also that of the last step."""
+    journey = Trailing()
+    for step in ledger_of(journey).steps(2):
+        with step.update():
+            pass
+        journey.went.append(f"after {step.index}")
+    ends = [each for each in journey.went if each.partition(" ")[0] in {"applied", "after", "over"}]
+    assert ends == ["applied", "after 0", "over 1 saves=True", "applied", "after 1", "over 2 saves=True"]
+
+
+def test_a_step_that_was_applied_for_the_sake_of_others_is_over_before_the_loop_is_left() -> None:
+    """Its values are kept as well, and no checkpoint is written: orders are waiting."""
+    journey = Trailing()
+    journey.barrier_breaks = journey.finish_update = True
+    with pytest.raises(Interrupted):
+        _run(ledger_of(journey), 5)
+    assert journey.went[-2:] == ["applied", "over 1 saves=False"]
 
 
 def test_all_steps_are_counted(journey: Journey) -> None:
@@ -158,7 +194,7 @@ def test_a_broken_barrier_can_finish_the_update(journey: Journey) -> None:
     with pytest.raises(Interrupted):
         _run(ledger, 5, update=lambda: journey.went.append("update"), after=after.append)
     assert after == [0]
-    assert journey.went[-2:] == ["hold at 0 ready=True", "update"]
+    assert journey.went[-3:] == ["hold at 0 ready=True", "update", "over 1 saves=False"]
     assert (ledger.count, journey.step_state.ready, ledger.order.held) == (1, False, True)
 
 
@@ -199,7 +235,7 @@ def test_an_interruption_in_the_update_lets_it_finish(journey: Journey) -> None:
     with pytest.raises(Interrupted):
         _run(ledger, 3, update=lambda: setattr(journey, "stop", True))
     assert ledger.count == 1
-    assert journey.went[-1] == "committed 1"
+    assert journey.went[-2:] == ["committed 1", "over 1 saves=True"]
 
 
 def test_an_update_that_raises_commits_nothing(journey: Journey) -> None:
@@ -351,4 +387,4 @@ def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
     with pytest.raises(Interrupted):
         _run(ledger, 5)
     assert (ledger.count, journey.step_state.ready) == (2, False)
-    assert journey.went[-1] == "committed 2"
+    assert journey.went[-2:] == ["committed 2", "over 2 saves=True"]
