@@ -22,7 +22,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from ..communicators.libraries import HAS_TORCH
-from ..processor.exception_patterns import patterns_here
+from ..processor.exceptions import patterns_here
 from ..protocol import environment as names
 from ..protocol.errors import AgentError, MidstepError
 from . import channel

@@ -21,7 +21,7 @@ import midstep
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.examples.gpt import GPT, TEN_MILLION, Shape
 from midstep.processor import transfer
-from midstep.processor.host_transfer import IN_FLIGHT_OF_PAIR
+from midstep.processor.range_transfer import IN_FLIGHT_OF_PAIR
 from midstep.processor.whole_state import SHARD_ID
 from midstep.protocol.types import Rendezvous, RepairPart, RestoreSource, ShardTransfer
 

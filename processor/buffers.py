@@ -1,4 +1,4 @@
-"""Which module buffers change while training, found out soundly and cheaply.
+"""Find out, soundly and cheaply, which module buffers change while training.
 
 Running statistics, codebooks and histories change in a forward pass, so they belong to what is captured at each commit.
 Masks and position tables do not, and would be dead weight there. The script does not say which is which, so the buffers

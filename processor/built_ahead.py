@@ -1,4 +1,4 @@
-"""What a process knows that is built ahead of a fault: it holds no rank yet, and how it gets one.
+"""The state of a process that is built ahead of a fault: it holds no rank yet, and knows how it gets one.
 
 It has run the script up to the train function, in the name of a rank that another process holds. Its agent puts the
 way to the rank here before the script begins; the train function asks.

@@ -83,7 +83,7 @@ class ResumableBatches(Iterable[Any]):
 
     @property
     def batch(self) -> int:
-        """How many batches of the current epoch have been handed out, since the world last changed its size."""
+        """The number of batches of the current epoch that were handed out since the world last changed its size."""
         return self._batch
 
     def __len__(self) -> int:

@@ -1,12 +1,19 @@
-"""From an exception to the fault behind it: pure, by patterns that are data (`configs/exceptions.yaml`).
+"""Find the fault behind an exception of the train thread, and say what follows. Pure, but for a file that is read.
 
 The same RuntimeError can mean that this process was stopped on purpose, that its memory is damaged, that a link broke
 or that another rank failed. What follows differs: nothing, a repair in the living process, another try, a replacement.
 Whatever no pattern knows stays what it is, an exception of the train function, and its text goes into the report.
+
+What a driver or a collective library says when a device fails is text, and the text changes with its versions. So the
+texts are data (`configs/exceptions.yaml`). A job's policy can have patterns of its own, in the same form: they are
+tried first.
 """
 
 import enum
+import logging
 from collections.abc import Sequence
+from functools import cache
+from importlib import metadata, resources
 
 import msgspec
 
@@ -14,11 +21,14 @@ from ..protocol.errors import (
     CallbackFailed,
     CheckpointError,
     CommunicatorError,
+    ConfigurationError,
     LinkUpFailed,
     MidstepError,
     RecoveryError,
+    YamlError,
 )
 from ..protocol.exception_pattern import ExceptionPattern as Pattern
+from ..protocol.plain_yaml import read_yaml
 from ..protocol.types import FaultKind, FaultLevel
 
 # What an exception can only say of this process itself.
@@ -34,6 +44,10 @@ _OWN = frozenset(
 _LONGEST_CHAIN = 10
 _LONGEST_TEXT = 300
 UNKNOWN = "unknown"
+FILE = "exceptions.yaml"
+FORMAT_VERSION = 1
+HISTORY_UPDATES = 10_000  # that are remembered to tell which of them came after an error of memory
+_log = logging.getLogger("midstep")
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -44,7 +58,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Reaction(enum.Enum):
-    """What the train thread does about an exception of the train function."""
+    """The reaction of the train thread to an exception of the train function."""
 
     WAIT = "wait"  # a consequence of another rank's fault, or of being stopped: wait for orders, report nothing
     REPORT = "report"  # report it, stay alive, and wait for orders
@@ -52,7 +66,7 @@ class Reaction(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What an exception means. `kind` None: no fault, the device was stopped.
+    """The meaning of an exception. `kind` None: no fault, the device was stopped.
 
     `pattern` is the name of the pattern that fitted, `unknown` if none did. `time_us` is the device's own time stamp of
     the error, where the text has one.
@@ -69,7 +83,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> bool:
-        """Whether a pattern fitted."""
+        """True if a pattern fitted."""
         return self.pattern != UNKNOWN
 
 
@@ -172,3 +186,63 @@ def _text(error: BaseException) -> str:
 def _short(text: str) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return first if len(first) <= _LONGEST_TEXT else f"{first[:_LONGEST_TEXT]}..."
+
+
+class PatternFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    version: int
+    patterns: tuple[Pattern, ...]
+
+
+def parse_patterns(text: str, source: str) -> tuple[Pattern, ...]:
+    """Return the patterns of a YAML text, in order. Raises ConfigurationError naming `source` and every mistake."""
+    try:
+        file = msgspec.convert(read_yaml(text), PatternFile)
+    except (YamlError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+    mistakes = [] if file.version == FORMAT_VERSION else [f"version: found {file.version}; allowed: {FORMAT_VERSION}"]
+    seen: set[str] = set()
+    for pattern in file.patterns:
+        mistakes += [f"pattern {pattern.name}: {mistake}" for mistake in pattern.mistakes()]
+        if pattern.name in seen:
+            mistakes.append(f"pattern {pattern.name}: the name stands twice")
+        seen.add(pattern.name)
+    if mistakes:
+        raise ConfigurationError("\n".join(f"{source}: {mistake}" for mistake in mistakes))
+    return file.patterns
+
+
+def known_patterns() -> tuple[Pattern, ...]:
+    """Return the patterns that come along with midstep, whatever is installed."""
+    return parse_patterns(resources.files("midstep.configs").joinpath(FILE).read_text(), FILE)
+
+
+@cache
+def patterns_here() -> tuple[Pattern, ...]:
+    """Return the patterns that hold for the libraries of this process. Reads a file, once.
+
+    Runs in the fork server, too: a process that is forked from it has them. Raises ConfigurationError.
+    """
+    versions = {}
+    for library in ("torch", "torch_npu"):
+        try:
+            versions[library] = metadata.version(library).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(pattern for pattern in known_patterns() if pattern.holds_for(versions))
+
+
+def spread_since(updates: Sequence[tuple[int, int]], time_us: int | None) -> int | None:
+    """Return the first step whose update may be made of what an error at `time_us` spoilt; None if there is none.
+
+    `updates` are the last ones: step, and when its update began. An error of unknown time is taken for older than the
+    last update, one that is older than all of them for older than anything.
+    """
+    if not updates:
+        return None
+    if time_us is None:
+        return updates[-1][0]
+    if time_us < updates[0][1]:
+        return 0 if len(updates) == HISTORY_UPDATES else updates[0][0]
+    return next((step for step, began_us in updates if began_us >= time_us), None)

@@ -163,7 +163,7 @@ class Concurrent(Protocol):
 
     @property
     def moves_early(self) -> bool:
-        """Whether that holds for this state: `accept_shard` may be called in that thread, beside `rebuilt`.
+        """True if that holds for this state: `accept_shard` may be called in that thread, beside `rebuilt`.
 
         Nothing may write to the tensors of a shard that was opened, or read those of one that was accepted, before
         repair. Asked in rebuild, in the train thread.

@@ -1,4 +1,4 @@
-"""What a script passes to `init_process_group`, checked against the job that runs it. Pure.
+"""Check what a script passes to `init_process_group` against the job that runs it. Pure.
 
 Scripts bring the arguments of `torch.distributed.init_process_group` with them. Under `midstep run` the job has decided
 most of them already: which ranks take part, where the ranks meet, and what their collectives run on. An argument that
@@ -41,7 +41,7 @@ class GroupArguments(msgspec.Struct, frozen=True):
 
 
 class GroupOfJob(msgspec.Struct, frozen=True):
-    """What the job has decided about the default process group of this process."""
+    """The job's decisions about the default process group of this process."""
 
     rank: int
     world_size: int

@@ -2,16 +2,23 @@
 
 The same points serve `midstep inject`, the demo and the chaos tests, so what is tested is what users can try. With
 nothing armed a point costs one look at an empty list.
+
+Faults in the middle of a forward or backward pass fire in hooks, which are registered only while one is armed, and
+remove themselves.
 """
 
 import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, InjectedFault
 from ..protocol.injection import DEVICE_FAULT_ACTIONS, ArmedFault, FaultAction, InjectionPoint
+
+if TYPE_CHECKING:
+    import torch
 
 # They strike the train thread, so they need it at a certain place.
 _IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | {FaultAction.RAISE, FaultAction.HANG}
@@ -105,3 +112,45 @@ def _fits(fault: ArmedFault, point: InjectionPoint, step: int) -> bool:
 
 def _concerns(fault: ArmedFault, operation: str, group: tuple[int, ...]) -> bool:
     return fault.operation in {"", operation} and (not fault.group or fault.group == group)
+
+
+class _Halfway:
+    """Fires once: after half of the expected calls, or when the pass ends."""
+
+    def __init__(self, expected: int, fire: Callable[[], None]) -> None:
+        self.handles: list[Any] = []
+        self._left = max(1, (expected + 1) // 2)
+        self._fire: Callable[[], None] | None = fire
+
+    def pass_by(self, *_: Any) -> None:
+        """Count one module or gradient."""
+        self._left -= 1
+        if self._left <= 0:
+            self.last_chance()
+
+    def last_chance(self, *_: Any) -> None:
+        """Fire if that has not happened, and remove the hooks."""
+        fire, self._fire = self._fire, None
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        if fire is not None:
+            fire()
+
+
+def fire_in_forward(modules: "Sequence[torch.nn.Module]", fire: Callable[[], None]) -> None:
+    """Call `fire` when half of the first module's layers have computed."""
+    leaves = [layer for module in modules[:1] for layer in module.modules() if not list(layer.children())]
+    halfway = _Halfway(len(leaves), fire)
+    halfway.handles += [layer.register_forward_hook(halfway.pass_by) for layer in leaves]
+    halfway.handles += [
+        module.register_forward_hook(halfway.last_chance) for module in modules[:1] if module not in leaves
+    ]
+
+
+def fire_in_backward(modules: "Sequence[torch.nn.Module]", fire: Callable[[], None]) -> None:
+    """Call `fire` when half of the first module's gradients have been computed."""
+    parameters = [p for module in modules[:1] for p in module.parameters() if p.requires_grad]
+    halfway = _Halfway(len(parameters), fire)
+    attach: list[Any] = [parameter.register_hook for parameter in parameters]
+    halfway.handles += [hook(halfway.pass_by) for hook in attach]

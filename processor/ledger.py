@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..protocol.errors import CommunicatorError, ProtocolViolation
 from ..protocol.types import Activity, InjectionPoint
 from .framework import Trailing
-from .step_order import Act, Orders, StepOrder
+from .step_order import Act, StepOrder
 
 if TYPE_CHECKING:
     from .framework import Framework
@@ -29,50 +29,45 @@ if TYPE_CHECKING:
 HISTORY_STEPS = 31
 
 
-class Surroundings(Orders, Protocol):
-    """What the ledger needs of its process: the train thread under `midstep run`, and `Alone` otherwise."""
+class Surroundings:
+    """The ledger's view of its process. As it is here: a script without midstep, so no orders, barrier or copies."""
+
+    def interrupted(self) -> bool:
+        """Return whether the controller wants the train thread to stop."""
+        return False
+
+    def begins(self, step: int) -> bool:
+        """Return whether the step may be begun; False where all ranks are to stop between two steps."""
+        return True
 
     def step_done(self) -> None:
-        """Return when the device has done all that was queued: until then a collective may still fail.
-
-        Raises what the device raises.
-        """
-        ...
+        """Wait until the device has done all that was queued, in which a collective may fail. Raises what it raises."""
 
     def update_done(self) -> None:
-        """Return when the device has done the update: until then its last operators may still fail."""
-        ...
+        """Wait until the device has done the update: its last operators may fail until then."""
 
     def keep_local(self, step: int, blob: bytes) -> bytes:
         """Keep the local state as of `step` updates where it outlives the process; return what is to be swapped."""
-        ...
+        return blob
 
     def swap_local(self, step: int, blob: bytes) -> None:
         """Hand the rank-local state to the buddy; return when the peer copy is here. Raises CommunicatorError."""
-        ...
 
     def meet(self, index: int) -> None:
-        """Return when every rank has come so far, and the update of a step may begin. Raises CommunicatorError."""
-        ...
+        """Wait until the update of a step may begin, as every rank has come so far. Raises CommunicatorError."""
 
     def hold_at_barrier(self) -> bool:
         """Report that the commit barrier broke, wait for orders, and return whether to apply the update."""
-        ...
-
-    def committed(self, committed: int, median_step_s: float) -> None:
-        """Note that an update has been applied."""
-        ...
-
-    def step_over(self, committed: int, *, saves: bool) -> None:
-        """Note that the script is through with a step; keep what it has changed since the update.
-
-        `saves`: a checkpoint may be written.
-        """
-        ...
+        return False
 
     def barrier_passed(self) -> None:
         """Note that every rank has everything of the step before."""
-        ...
+
+    def committed(self, committed: int, median_step_s: float) -> None:
+        """Note that an update has been applied."""
+
+    def step_over(self, committed: int, *, saves: bool) -> None:
+        """Keep what the script has changed since its update. `saves`: a checkpoint may be written."""
 
 
 class Step:

@@ -14,13 +14,11 @@ from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import InjectionPoint, RestoreSource, StepReport
 from .checkpoints import archive
-from .checkpoints.survey import survey
+from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
-from .early_transfer import EarlyTransfers
 from .framework import Expectant, Informed, Rescalable
-from .link_patience import LinkPatience
 from .rank_actions import NOTHING, ReceivedBytes
-from .transfer import adopt, run_transfers
+from .transfer import EarlyTransfers, adopt, run_transfers
 
 if TYPE_CHECKING:
     from .framework import Framework
@@ -30,10 +28,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("midstep")
 
+GROWTH = 2  # of the limit of a link-up, from one failed attempt to the next
+MOST = 4  # times the first limit: below the deadline of a rejoin, which is longer than all attempts of the first length
+
 
 @dataclass
 class _Repaired:
-    """What a repair has brought; nothing, if a callback of the user did not call midstep's default."""
+    """The result of a repair; nothing, if a callback of the user did not call midstep's default."""
 
     received: ReceivedBytes = NOTHING
     own: bytes | None = None
@@ -212,3 +213,24 @@ class RecoveryPhases:
         with archive.restoring_local(directory, step, rank % saved):
             self._own.adopt(framework, blob, random_numbers=rank < saved)
         return self._own.capture()
+
+
+class LinkPatience:
+    """The time limit of the next attempt to link up: at first as long as a healthy network needs, then longer.
+
+    A link-up fails mostly because a peer is dead, and is given up soon. But a network may be slow today, and then
+    every attempt would fail alike. All ranks fail together, so their limits grow together.
+    """
+
+    def __init__(self) -> None:
+        self._factor = 1
+
+    def next_s(self, first_s: float) -> float:
+        """Return the limit of the attempt that begins now; `first_s` is that of a first one."""
+        limit_s = first_s * self._factor
+        self._factor = min(self._factor * GROWTH, MOST)
+        return limit_s
+
+    def linked_up(self) -> None:
+        """Begin with the first limit again: the world is connected."""
+        self._factor = 1

@@ -17,7 +17,7 @@ from ..protocol.errors import ConfigurationError
 from .callbacks import Lifecycle
 from .group_arguments import UNSET, GroupArguments
 from .injection_points import InjectionPoints
-from .ledger import Ledger
+from .ledger import Ledger, Surroundings
 from .runtime import Runtime
 from .session import SessionStage
 from .step_clock import StepClock
@@ -126,7 +126,9 @@ def resilient(
             runtime = Runtime.current()
             if runtime is None:
                 none_armed, step_state = InjectionPoints(0, 0), StepState(clean=True)
-                state.bind(Ledger(Alone(), state, none_armed, StepClock(None, none_armed, 0), step_state=step_state))
+                state.bind(
+                    Ledger(Surroundings(), state, none_armed, StepClock(None, none_armed, 0), step_state=step_state)
+                )
                 return train(*args, **kwargs)
             if runtime.session.stage is not SessionStage.BOOTING:
                 raise ConfigurationError("a process can call one resilient train function, and only once")
@@ -135,44 +137,3 @@ def resilient(
         return run
 
     return decorate
-
-
-class Alone:
-    """The surroundings of a ledger in a script that was started without midstep: no orders, no barrier, no copies."""
-
-    def interrupted(self) -> bool:
-        """Return False: there is no controller to interrupt the step."""
-        return False
-
-    def step_done(self) -> None:
-        """Do nothing: there is no commit barrier to be ready for."""
-
-    def update_done(self) -> None:
-        """Do nothing: no recovery has to wait for the update."""
-
-    def begins(self, step: int) -> bool:
-        """Return True: no boundary is planned."""
-        return True
-
-    def keep_local(self, step: int, blob: bytes) -> bytes:
-        """Return the state as it is: there is no black box to keep it in."""
-        return blob
-
-    def swap_local(self, step: int, blob: bytes) -> None:
-        """Do nothing: no other rank keeps a copy."""
-
-    def meet(self, index: int) -> None:
-        """Do nothing: there is no commit barrier."""
-
-    def hold_at_barrier(self) -> bool:
-        """Return False: there is no barrier."""
-        return False
-
-    def committed(self, committed: int, median_step_s: float) -> None:
-        """Do nothing: there is no controller to tell."""
-
-    def step_over(self, committed: int, *, saves: bool) -> None:
-        """Do nothing: nothing is kept."""
-
-    def barrier_passed(self) -> None:
-        """Do nothing: there is no barrier."""

@@ -40,12 +40,11 @@ from ..protocol.types import (
 from . import built_ahead
 from .callbacks import Callbacks
 from .client import Client
-from .debug_log import DebugLog
+from .debug_log import DebugLog, StackDump
 from .group_arguments import GroupArguments, GroupOfJob, check_arguments
 from .injection_points import InjectionPoints
 from .local_state import LocalStateCopies
 from .session import Order, Session, SessionStage
-from .stack_dump import StackDump
 from .step_clock import StepClock
 
 _log = logging.getLogger("midstep")

@@ -6,21 +6,35 @@ What comes next is said by `rank_loop.py`, which waits for nothing.
 import logging
 import os
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..protocol.errors import Interrupted, MidstepError
+import msgspec
+
+from ..protocol.errors import CallbackFailed, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
-from ..protocol.types import Activity, InjectionPoint
+from ..protocol.rank_logs import show_once
+from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
-from .checkpoints.survey import JOINING_PATIENCE_S, PARKED_PATIENCE_S
+from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
-from .exception_policy import ExceptionPolicy
-from .exceptions import Reaction
+from .exceptions import (
+    HISTORY_UPDATES,
+    Finding,
+    Reaction,
+    chain_of,
+    classify,
+    fault_in_recovery,
+    patterns_here,
+    reaction,
+    spread_since,
+)
 from .framework import Comparable, Informed
-from .ledger import Ledger
+from .ledger import Ledger, Surroundings
 from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
 from .rank_loop import RankLoop
@@ -35,13 +49,11 @@ if TYPE_CHECKING:
 
 COMPARED_AT = 2  # of which the rank-local state is swapped: one update is committed
 WATCHED_STEPS = 2  # the first steps of a process, after which the state is audited again
-
 Result = TypeVar("Result")
-
 _log = logging.getLogger("midstep")
 
 
-class TrainThread:
+class TrainThread(Surroundings):
     """Runs one resilient call in the train thread."""
 
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
@@ -129,7 +141,9 @@ class TrainThread:
         been repaired from another one yet.
         """
         if step == COMPARED_AT and isinstance(self._framework, Comparable):
+            self._runtime.step_clock.doing(Activity.PAUSED)  # hashing takes its time, and is no stall
             refuse_differing(self._framework.digests(), self._runtime)
+            self._runtime.step_clock.doing(Activity.COMMITTING)
         self._runtime.local_states.swap(step, blob)
 
     def meet(self, index: int) -> None:
@@ -276,3 +290,67 @@ class TrainThread:
         return self._checkpoints.save_emergency(
             order.step, order.generation, publish=order.publish, shards=order.shards
         )
+
+
+class ExceptionPolicy:
+    """Classifies exceptions, and reports the fault behind each. Used by the train thread."""
+
+    def __init__(self, runtime: "Runtime") -> None:
+        self._runtime = runtime
+        self._patterns = (*runtime.settings.exceptions, *patterns_here())  # the job's own first
+        self._updates: deque[tuple[int, int]] = deque(maxlen=HISTORY_UPDATES)  # step, and when by the device's clock
+
+    def update_begins(self, step: int) -> None:
+        """Remember when the update of a step begins, if the device time-stamps its errors."""
+        now_us = self._runtime.device.now_us()
+        if now_us is not None:
+            self._updates.append((step, now_us))
+
+    def in_training(self, error: Exception) -> Reaction:
+        """Return what to do about an exception of the train function; report it unless another fault caused it."""
+        runtime = self._runtime
+        retry_unknown = runtime.settings.retry_unknown_exceptions
+        finding, spread = self._with_window(classify(chain_of(error), self._patterns, retry_unknown=retry_unknown))
+        if finding.locate:
+            runtime.device.memory_error_raised()
+        collateral = runtime.interrupted() or runtime.communicator.failed is not None
+        what_now = reaction(finding, collateral=collateral)
+        if what_now is Reaction.WAIT:
+            runtime.debug_log.note("an exception that follows from being interrupted; it is not reported", error)
+            return what_now
+        detail = f"{finding.text} ({finding.meaning})" if finding.known else "".join(traceback.format_exception(error))
+        if what_now is Reaction.REPORT:
+            runtime.debug_log.note(f"reported, and this process stays alive: {finding.text} ({finding.meaning})", error)
+        if what_now is Reaction.LEAVE or not finding.known:
+            show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
+        kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep
+        runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)
+        return what_now
+
+    def in_recovery(self, error: Exception) -> None:
+        """Report why rebuild, repair or rollback failed; raise `error` again if this process has to end."""
+        kind = fault_in_recovery(error)
+        if kind is None:
+            if self.in_training(error) is Reaction.LEAVE:
+                self._runtime.flush()
+                raise error
+            return
+        if isinstance(error, CallbackFailed):
+            _log.error("%s", error, exc_info=error)
+        if not self._runtime.interrupted():
+            self._runtime.report_fault(kind, str(error))
+
+    def _with_window(self, finding: Finding) -> tuple[Finding, int | None]:
+        """Decide whether an error that was noticed late has spread, and up to which step nothing has.
+
+        What was read between the error and its discovery was wrong. If an update began after it, its gradients may have
+        been made of that, on all ranks. If the error is younger than the last one, only this rank's memory is wrong.
+        """
+        if finding.kind is not FaultKind.MEMORY_MULTI_BIT:
+            return finding, None
+        spread = spread_since(self._updates, finding.time_us)
+        if spread is None:
+            return finding, None
+        when = "at an unknown time" if finding.time_us is None else f"before the update of step {spread} began"
+        meaning = f"{finding.meaning}; it came {when}, so all ranks may have used it"
+        return msgspec.structs.replace(finding, mendable=False, meaning=meaning), spread

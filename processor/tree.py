@@ -32,7 +32,7 @@ _LENGTHS = struct.Struct("<QQ")
 
 
 class Tag(enum.IntEnum):
-    """What a list in the skeleton stands for; its first element is one of these."""
+    """The meanings of a list in the skeleton; its first element is one of these."""
 
     LIST = 0
     TUPLE = 1

@@ -29,7 +29,7 @@ _LAYOUT = "rebuilt_per_bucket_param_indices"
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """How far the layout has come: the order of parameters after the rebuild, and whether a static graph is known."""
+    """The state of a layout: the order of parameters after the rebuild, and whether a static graph is known."""
 
     order: tuple[int, ...] | None = None
     graph_known: bool = False

@@ -13,8 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
-from ...processor.autograd_hooks import fire_in_backward, fire_in_forward
 from ...processor.building import check_registered
+from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...processor.optimizer_state import OptimizerState
 from ...processor.prefault import PrefaultedMemory, aligned
 from ...processor.registry import Registry, by_name
@@ -131,7 +131,7 @@ class TrainState(WholeState):
 
     @property
     def moves_early(self) -> bool:
-        """Whether the replicated shard can be moved while the links come up: always. `rebuilt` does nothing."""
+        """True: the replicated shard can be moved while the links come up, as `rebuilt` does nothing."""
         return True
 
     def _open(self) -> Shard:

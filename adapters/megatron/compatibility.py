@@ -1,4 +1,4 @@
-"""What of Megatron is supported: the features that are refused, and the names that an installed version must have.
+"""The supported part of Megatron: the features that are refused, and the names that an installed version must have.
 
 All of it is checked before the first step. `docs/megatron.md` lists the refused features under the same names. The
 adapter hooks calls and reads attributes that megatron-core does not promise to keep: `tests/contract` reads published

@@ -17,7 +17,7 @@ _DEPTH = 2  # a list of model chunks, a list of data iterators
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a train function trains with. `iterators`: by argument name. `first`: the iteration at the first call."""
+    """The objects that a train function trains with. `iterators`: by argument name. `first`: the first iteration."""
 
     chunks: tuple[Any, ...]
     optimizer: Any
@@ -73,6 +73,11 @@ def find_parts(train: Callable[..., Any], arguments: Mapping[str, Any]) -> Parts
         consumed_name=consumed,
         first_consumed=int(arguments[consumed] or 0) if consumed else 0,
     )
+
+
+def bucket_groups(parts: Parts) -> list[Any]:
+    """Return DDP's bucket groups, of dense and of expert parameters."""
+    return [group for chunk in parts.chunks for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups]
 
 
 def _of_kind(kind: Any, candidates: Mapping[str, Any]) -> Iterator[Any]:

@@ -15,8 +15,7 @@ from ...processor import tree
 from ...processor.buffers import BufferWatch
 from ...processor.random_state import RandomState
 from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
-from .parts import Parts
-from .step_cleanup import bucket_groups
+from .parts import Parts, bucket_groups
 
 _COUNT = "H"  # unsigned, two bytes
 _GROUP_KEYS_NOT_OURS = frozenset({"params", "step"})  # fused optimizers count their steps in the group

@@ -20,7 +20,7 @@ Group = tuple[int, ...]
 
 
 class Sizes(NamedTuple):
-    """How many ways each kind of parallelism has. `expert_tensor` and `expert_data` are those of the experts."""
+    """The number of ways of each kind of parallelism. `expert_tensor` and `expert_data` are those of the experts."""
 
     tensor: int
     context: int
@@ -46,7 +46,7 @@ class SearchOutcome(enum.Enum):
 
 
 class RankOrder(NamedTuple):
-    """Which ranks each node should have; empty unless found."""
+    """The ranks that each node should have; empty unless found."""
 
     outcome: SearchOutcome
     ranks_of: dict[int, Group]

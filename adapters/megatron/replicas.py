@@ -1,4 +1,4 @@
-"""Where the copies of each shard are: those that Megatron keeps anyway, or one at a buddy."""
+"""The copies of each shard: those that Megatron keeps anyway, or one at a buddy."""
 
 from typing import NamedTuple, Protocol
 
@@ -9,15 +9,14 @@ from ...processor.shard import Shard
 from ...protocol.enums import StrEnum
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
-from .buddy import Buddies, piece_name
+from .buddy import Buddies, HostPeerCopy, PeerCopy, piece_name
 from .parts import Parts
-from .peer_copy import HostPeerCopy, PeerCopy
 from .rank_order import advice, current_order
 from .shards import find_pieces, is_distributed, replica_ranks, sizes
 
 
 class Replica(StrEnum):
-    """Where the copy of a distributed optimizer's piece is."""
+    """The place of the copy of a distributed optimizer's piece."""
 
     INSTANCES = "instances"  # Megatron's num_distributed_optimizer_instances keeps one for each instance
     BUDDY_DEVICE = "buddy_device"  # at a rank of another node, in device memory
@@ -109,6 +108,11 @@ class Replicas:
     def written_here(self) -> tuple[str, ...]:
         """Return the shards that this rank writes into checkpoints, as their first holder."""
         return tuple(shard_id for shard_id, piece in self._pieces.items() if piece.first)
+
+    def digests(self) -> dict[str, int]:
+        """Return a hash of the tensors of each shard that is here, the peer copy included."""
+        here = {shard_id: piece for shard_id, piece in self._pieces.items() if self._is_here(piece)}
+        return {shard_id: piece.open().digest(with_header=False) for shard_id, piece in here.items()}
 
     def open(self, shard_id: str) -> OpenShard:
         """Open a shard to send from it."""

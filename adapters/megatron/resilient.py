@@ -1,7 +1,13 @@
-"""The decorator for a train function that is written on megatron-core."""
+"""The interface for scripts on megatron-core: the decorator for its train function, and `skip_initial_values`.
+
+Megatron's own switch for initial values, `perform_initialization`, is not used. In megatron-core 0.16.1 the call that
+it leaves out also marks a parameter as divided among tensor parallel ranks, so without it the gradient norm would be
+another one there.
+"""
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -18,6 +24,9 @@ from .replicas import RankPlace, Replica
 from .state import MegatronState
 
 Train = TypeVar("Train", bound=Callable[..., Any])
+Config = TypeVar("Config")
+# Those of a TransformerConfig; older versions of megatron-core lack the last one.
+METHODS = ("init_method", "output_layer_init_method", "embedding_init_method")
 
 
 @overload
@@ -100,3 +109,30 @@ def _replica_named(name: Replica | str | None) -> Replica | None:
         raise ConfigurationError(
             f"replica is {name!r}; it can be {', '.join(repr(kind.value) for kind in Replica)}"
         ) from None
+
+
+def skip_initial_values(config: Config) -> Config:
+    """Have a process that takes another one's place skip its initial values. In the script, before the model is built.
+
+    All other processes compute them, also outside `midstep run`. Parameters of a newcomer are not a number (NaN) until
+    their values arrive, where Megatron would have drawn them at random.
+
+    Args:
+        config: Megatron's TransformerConfig. In a newcomer its methods for initial values are replaced.
+
+    Returns:
+        The same object.
+
+    Raises:
+        NotUnderMidstep: See `Runtime.current`.
+    """
+    runtime = Runtime.current()
+    if runtime is not None and not runtime.connected:
+        for name in METHODS:
+            if hasattr(config, name):
+                setattr(config, name, _leave_out)
+    return config
+
+
+def _leave_out(weight: Any) -> Any:
+    return weight.detach().fill_(math.nan)

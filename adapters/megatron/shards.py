@@ -17,13 +17,12 @@ from ...processor.optimizer_state import OptimizerState
 from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 from .compatibility import EARLIER_NAMES
-from .parts import Parts
+from .parts import Parts, bucket_groups
 from .rank_order import Sizes
-from .step_cleanup import bucket_groups
 
 
 class ShardParts:
-    """What one shard consists of: parameters of the model, and optimizers with the parameters that they update.
+    """The contents of one shard: parameters of the model, and optimizers with the parameters that they update.
 
     `first`: of all ranks that hold it, this one writes it into checkpoints.
     """

@@ -1,14 +1,25 @@
-"""The device of a job with MindIO's handlers: they stop it and make it usable again; the rest is the device's own."""
+"""The device and the process groups of a job with MindIO's handlers.
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+The handlers stop the device and make it usable again; the rest is the device's own. They also make the process groups
+again, with names on which survivors and newcomers have to agree. torch counts the groups that a process has made. A
+newcomer has made fewer than the survivors when both make one in the rebuild handler, and would wait for its peers under
+another name. So names say the generation, and count from there.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...devices.base import Damage, Device
+from ...devices.device_busy import while_busy
 
 if TYPE_CHECKING:
     import torch
 
-    from ...protocol.types import FaultAction
+
+_HOME = "torch.distributed.distributed_c10d"
+_NAMING = "_process_group_name"
 
 
 class HandledDevice:
@@ -49,21 +60,65 @@ class HandledDevice:
     def finish(self) -> None:
         """Do nothing: the handlers' own stack waits for the device."""
 
-    def capture_random(self) -> bytes:
-        """Return the state of the device's own generator."""
-        return self._own.capture_random()
-
-    def restore_random(self, state: bytes) -> None:
-        """Restore it."""
-        self._own.restore_random(state)
-
-    def now_us(self) -> int | None:
-        """Return the device's own clock."""
-        return self._own.now_us()
-
     def rebuilt(self) -> None:
         """Do nothing: the groups are the framework's."""
 
-    def inject(self, action: "FaultAction") -> None:
-        """Inject a fault into the device of the policy."""
-        self._own.inject(action)
+    def __getattr__(self, name: str) -> Any:
+        """Ask the device of the policy for the rest: random numbers, the clock, injected faults."""
+        return getattr(self._own, name)
+
+
+def await_free_device(rank: int) -> None:
+    """Wait until the process before has let go of this process's NPU, for about BUSY_S.
+
+    Handlers build communicators without expecting that they fail. Do nothing where there is no NPU or no group yet.
+    """
+    home = sys.modules.get("torch.distributed")
+    if "torch_npu" in sys.modules and home is not None and home.is_initialized():
+        while_busy(lambda: _use_device(rank))
+
+
+def _use_device(rank: int) -> None:
+    """Add up ones in a group of this rank alone. By the group's own method: a script may have replaced torch's."""
+    import torch
+    from torch import distributed as dist
+
+    group: Any = dist.new_group([rank], use_local_synchronization=True)
+    own = getattr(torch._C, "_get_privateuse1_backend_name", str)() == "npu"
+    group.allreduce([torch.ones(1, device="npu" if own else "cpu")]).wait()
+    sys.modules["torch_npu"].npu.synchronize()
+
+
+class GroupNames:
+    """Names of the groups that this process makes. All ranks make those of one generation in one order."""
+
+    def __init__(self) -> None:
+        """Begin in the world's first generation."""
+        self._generation = 0
+        self._count = 0
+
+    def install(self) -> None:
+        """Have torch ask here, from now on. Do nothing where torch is not used, or names its groups otherwise."""
+        home: Any = sys.modules.get(_HOME)
+        original: Callable[..., str] | None = getattr(home, _NAMING, None)
+        if home is None or original is None:
+            return
+
+        def name(ranks: Sequence[int], use_hashed_name: bool) -> str:
+            return self._name(ranks, original(ranks, use_hashed_name), home, use_hashed_name)
+
+        setattr(home, _NAMING, name)
+
+    def rename(self, generation: int) -> None:
+        """Name the groups of a new generation."""
+        self._generation, self._count = generation, 0
+
+    def _name(self, ranks: Sequence[int], own: str, home: Any, hashed: bool) -> str:
+        if not hashed:
+            self._count += 1
+            return f"midstep-g{self._generation}-{self._count}"
+        digest = hashlib.sha1(f"{self._generation}:{'_'.join(map(str, ranks))}".encode(), usedforsecurity=False)
+        name = digest.hexdigest()
+        while name in home._world.pg_names.values():  # a second group of the same ranks
+            name = hashlib.sha1(f"{name}_".encode(), usedforsecurity=False).hexdigest()
+        return name

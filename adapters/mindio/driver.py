@@ -1,17 +1,23 @@
-"""The driver thread: midstep's loop of this rank and MindIO's handlers, beside the thread that trains."""
+"""The driver thread: midstep's loop of this rank and MindIO's handlers, beside the thread that trains.
+
+MindIO's handlers run beside the thread that trains, which may hang in a collective. So midstep's loop of the rank has a
+thread of its own, the driver. The training thread asks it at each update, and waits where it would else train on.
+"""
 
 import logging
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...processor.group_arguments import GroupArguments
 from ...processor.train_thread import TrainThread
+from ...protocol.enums import StrEnum
 from ...protocol.errors import Interrupted, RecoveryError
 from ...protocol.types import FaultKind, FaultLevel
-from .conversation import Ask, Conversation, Question
-from .device import HandledDevice
-from .process_groups import GroupNames, await_free_device
+from .device import GroupNames, HandledDevice, await_free_device
 from .recovery import HandlerRecovery
 from .state import HandledState
 from .values import ReportState
@@ -20,7 +26,7 @@ if TYPE_CHECKING:
     from ...processor.ledger import Step, Update
     from ...processor.runtime import Runtime
     from .handlers import Handlers
-    from .replicas import OptimizerReplicas
+    from .state import OptimizerReplicas
 
 NOT_ANNOUNCED = "it had not been announced, and not all ranks have come so far. This process is to be replaced"
 FORCE_STOP = "FORCE STOP. midstep stops this step: it is repeated"
@@ -37,8 +43,6 @@ _UNTRUSTED = {
     ReportState.RS_UCE_CORRUPTED: "several bits of device memory flipped before the last update",
     ReportState.RS_RETRY: "the script has found its numbers to be wrong",
 }
-
-
 _log = logging.getLogger("midstep")
 
 
@@ -71,17 +75,17 @@ class HandlerDriver:
 
     @property
     def is_replacement(self) -> bool:
-        """Whether this process takes the place of another one."""
+        """True if this process takes the place of another one."""
         return not self._runtime.connected and self.recovery.newcomer
 
     @property
     def is_early(self) -> bool:
-        """Whether it was started ahead of a planned change."""
+        """True if it was started ahead of a planned change."""
         return self._runtime.early
 
     @property
     def stops_at_boundary(self) -> bool:
-        """Whether training has been stopped between two steps, by plan."""
+        """True if training has been stopped between two steps, by plan."""
         return self._thread is not None and self._conversation.stopped
 
     def connect(self) -> None:
@@ -201,7 +205,7 @@ class HandlerDriver:
         finally:
             self._conversation.leave()
 
-    def _take(self) -> Question:
+    def _take(self) -> "Question":
         """Wait for the next question that is not an exception, which is raised here as it was there."""
         question = self._conversation.next()
         if question.ask is Ask.FAIL:
@@ -209,7 +213,7 @@ class HandlerDriver:
             raise question.error
         return question
 
-    def _commits(self, step: "Step", question: Question) -> bool:
+    def _commits(self, step: "Step", question: "Question") -> bool:
         """Do what is asked in a step, and return whether that has committed it.
 
         What is bracketed as an update may change nothing but the form of the parameters (MindSpeed-LLM's
@@ -247,10 +251,182 @@ class HandlerDriver:
         finally:
             self.recovery.at_barrier = False
 
-    def _within_update(self) -> Question:
+    def _within_update(self) -> "Question":
         """Wait for the end of the update, which nothing interrupts but an exception in it."""
         while True:
             try:
                 return self._take()
             except Interrupted:
                 self._conversation.await_question()
+
+
+class Ask(StrEnum):
+    """The questions of the training thread."""
+
+    UPDATE = "update"  # may the update begin?
+    COMMIT = "commit"  # the update is applied
+    FINISH = "finish"  # the training function has returned
+    FAIL = "fail"  # an exception came out of it
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question. `step`: by the script's count, of COMMIT. `error`: of FAIL."""
+
+    ask: Ask
+    step: int = 0
+    error: BaseException | None = None
+
+
+class Conversation:
+    """Between the training thread, the driver thread and, in `interrupt`, the control thread."""
+
+    def __init__(self) -> None:
+        """Begin before the first step: the driver has not said go."""
+        self._changed = threading.Condition()
+        self._question: Question | None = None
+        self._answers = 0  # given so far
+        self._replies: dict[int, bool | None] = {}  # to the questions of threads that wait
+        self._announced = False  # an update is asked for that is not committed yet
+        self._announces = False  # updates are announced here
+        self._driving = False  # the driver takes questions
+        self._interrupted = False
+        self._parked = False  # the training thread is out of the training function
+        self._cleaned = False  # since the last stop
+        self._goes = 0
+        self._seen_goes = 0
+        self._over: str | None = None
+
+    # --- the training thread ------------------------------------------------------------------------------------------
+
+    def ask(self, question: "Question") -> bool:
+        """Ask, and return whether training continues as asked; False: stop here, and report.
+
+        What another thread has asked is answered first: an update may be announced from beside the training thread.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._question is None or not self._driving or self._over is not None)
+            if not self._driving or self._over is not None:
+                return False
+            self._question, mine = question, self._answers + 1
+            if question.ask is Ask.UPDATE:
+                self._announced = self._announces = True
+            self._changed.notify_all()
+            self._replies[mine] = None
+            self._changed.wait_for(lambda: self._replies[mine] is not None or self._over is not None)
+            return bool(self._replies.pop(mine))
+
+    def await_announcement(self, limit_s: float) -> None:
+        """Wait until the update that is to be committed is announced, where updates are: from beside this thread."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._announced or not (self._announces and self._driving) or self._over is not None, limit_s
+            )
+
+    def park(self, error: BaseException | None) -> None:
+        """Say that this thread has left the training function, and why if that is no consequence of a stop."""
+        with self._changed:
+            self._parked = True
+            if error is not None and self._driving:
+                self._question = Question(Ask.FAIL, error=error)
+            self._changed.notify_all()
+
+    def await_clean(self) -> bool:
+        """Wait until the device is clean; return False if this process is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._cleaned or self._goes > self._seen_goes or self._over is not None)
+            return self._over is None
+
+    def await_go(self) -> bool:
+        """Wait until training continues; return False if this process is to end, or the job is over."""
+        with self._changed:
+            self._parked = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._goes > self._seen_goes or self._over is not None)
+            self._seen_goes, self._parked = self._goes, False
+            return self._over is None
+
+    @property
+    def over(self) -> str | None:
+        """Why the driver has ended: empty when the job is over, None while it lives."""
+        return self._over
+
+    @property
+    def stopped(self) -> bool:
+        """True if the training thread is to stop where it is."""
+        with self._changed:
+            return not self._driving
+
+    # --- the driver thread --------------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Let the training thread train, and take its questions from now on."""
+        with self._changed:
+            self._driving, self._interrupted, self._cleaned, self._announced = True, False, False, False
+            self._question = None
+            self._goes += 1
+            self._changed.notify_all()
+
+    def next(self) -> "Question":
+        """Wait for the next question. Raises Interrupted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._question is not None or self._interrupted)
+            if self._question is None:
+                raise Interrupted
+            return self._question
+
+    def await_question(self) -> None:
+        """Wait for the next question, interrupted or not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._question is not None)
+
+    def answer(self, *, allowed: bool) -> None:
+        """Answer the question that was taken last."""
+        with self._changed:
+            if self._question is not None and self._question.ask is Ask.COMMIT:
+                self._announced = False
+            self._question = None
+            self._answers += 1
+            if self._answers in self._replies:  # an exception is told, and waits for no answer
+                self._replies[self._answers] = allowed
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Take no more questions; one that waits is answered with a stop."""
+        with self._changed:
+            self._driving = False
+            if self._question is not None:
+                self.answer(allowed=False)
+
+    def await_parked(self, limit_s: float, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the training thread has left the training function. Raises RecoveryError after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while not self._parked:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or give_up():
+                    raise RecoveryError(
+                        "the training thread did not return after the stop handler had run. It has to raise in the "
+                        f"operator that it waits for (waited {limit_s:g} s; TTP_NORMAL_ACTION_TIME_LIMIT)"
+                    )
+                self._changed.wait(min(left_s, 1.0))
+
+    def cleaned(self) -> None:
+        """Say that the device is clean."""
+        with self._changed:
+            self._cleaned = True
+            self._changed.notify_all()
+
+    def end(self, why: str) -> None:
+        """Say that the driver ends; empty when the job is over."""
+        with self._changed:
+            self._over, self._driving = why, False
+            self._changed.notify_all()
+
+    # --- the control thread -------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Have `next` raise, unless a question is there, which is answered first."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()

@@ -9,7 +9,7 @@ Handler: TypeAlias = Callable[..., Any]
 
 
 class HandlerKind(StrEnum):
-    """What a handler is for."""
+    """The purposes of handlers."""
 
     STOP = "stop"
     CLEAN = "clean"
@@ -31,7 +31,7 @@ _WITHOUT_CONTEXT = frozenset({HandlerKind.STREAM_SYNC, HandlerKind.RENAME})
 
 
 class Handlers:
-    """What is registered, by kind. `arguments` is what the training function was called with, or what was set."""
+    """The registered handlers, by kind. `arguments` is what the training function was called with, or what was set."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -65,72 +65,55 @@ class Handlers:
 HANDLERS = Handlers()
 
 
-def tft_register_stop_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(args, ctx)`: the device is stopped, so that the training thread returns from what it waits for."""
-    HANDLERS.register(HandlerKind.STOP, func, ctx)
+def _registrar(kind: HandlerKind, doc: str) -> Callable[..., None]:
+    """Make the function that registers handlers of a kind, with MindIO's parameters."""
+
+    def register(func: Handler, ctx: Any = None) -> None:
+        HANDLERS.register(kind, func, ctx)
+
+    register.__name__ = register.__qualname__ = f"tft_register_{kind}_handler"
+    register.__doc__ = f"Register {doc}"
+    return register
 
 
-def tft_register_clean_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(is_uce_error, args, ctx)`, which makes the device usable again and returns 0, 1 or 2."""
-    HANDLERS.register(HandlerKind.CLEAN, func, ctx)
+def _elastic(kind: HandlerKind) -> Callable[..., None]:
+    return _registrar(kind, "a handler of elastic training. It is kept and never called: worlds change size otherwise.")
 
 
-def tft_register_rebuild_group_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(fault_ranks, args, ctx)`: the process groups are made again, with new processes in them."""
-    HANDLERS.register(HandlerKind.REBUILD_GROUP, func, ctx)
-
-
-def tft_register_repair_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(step, need_rebuild, error_ranks, repair_info, args, ctx)`, which sends or receives lost state."""
-    HANDLERS.register(HandlerKind.REPAIR, func, ctx)
-
-
-def tft_register_rollback_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(step, args, ctx)`: everything is put back to `step`."""
-    HANDLERS.register(HandlerKind.ROLLBACK, func, ctx)
-
-
-def tft_register_save_ckpt_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(step, save_info, args, ctx)`, which writes an emergency checkpoint under a temporary name."""
-    HANDLERS.register(HandlerKind.SAVE_CKPT, func, ctx)
-
-
-def tft_register_rename_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(step, args)`, for MindSpore `func(step, ctx)`, which gives the checkpoint its final name."""
-    HANDLERS.register(HandlerKind.RENAME, func, ctx)
-
-
-def tft_register_exit_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func(ctx)`, which is called before the process is ended."""
-    HANDLERS.register(HandlerKind.EXIT, func, ctx)
-
-
-def tft_register_stream_sync_handler(func: Handler, ctx: Any = None) -> None:
-    """Register `func()`, which waits for the device at a boundary between two steps."""
-    HANDLERS.register(HandlerKind.STREAM_SYNC, func, ctx)
-
-
-def tft_register_zit_upgrade_rollback_handler(func: Handler, ctx: Any = None) -> None:
-    """Register a handler of elastic training. It is kept and never called: worlds change their size otherwise here."""
-    HANDLERS.register(HandlerKind.ZIT_UPGRADE_ROLLBACK, func, ctx)
-
-
-def tft_register_zit_upgrade_repair_handler(func: Handler, ctx: Any = None) -> None:
-    """Register a handler of elastic training, as `tft_register_zit_upgrade_rollback_handler`."""
-    HANDLERS.register(HandlerKind.ZIT_UPGRADE_REPAIR, func, ctx)
-
-
-def tft_register_zit_upgrade_rebuild_handler(func: Handler, ctx: Any = None) -> None:
-    """Register a handler of elastic training, as `tft_register_zit_upgrade_rollback_handler`."""
-    HANDLERS.register(HandlerKind.ZIT_UPGRADE_REBUILD, func, ctx)
-
-
-def tft_register_zit_downgrade_rebuild_handler(func: Handler, ctx: Any = None) -> None:
-    """Register a handler of elastic training, as `tft_register_zit_upgrade_rollback_handler`."""
-    HANDLERS.register(HandlerKind.ZIT_DOWNGRADE_REBUILD, func, ctx)
+tft_register_stop_handler = _registrar(
+    HandlerKind.STOP, "`func(args, ctx)`: it stops the device, so the training thread returns from what it waits for."
+)
+tft_register_clean_handler = _registrar(
+    HandlerKind.CLEAN, "`func(is_uce_error, args, ctx)`: it makes the device usable again, and returns 0, 1 or 2."
+)
+tft_register_rebuild_group_handler = _registrar(
+    HandlerKind.REBUILD_GROUP, "`func(fault_ranks, args, ctx)`: it makes the process groups again, with new processes."
+)
+tft_register_repair_handler = _registrar(
+    HandlerKind.REPAIR,
+    "`func(step, need_rebuild, error_ranks, repair_info, args, ctx)`: it sends or receives lost state.",
+)
+tft_register_rollback_handler = _registrar(
+    HandlerKind.ROLLBACK, "`func(step, args, ctx)`: it puts everything back to `step`."
+)
+tft_register_save_ckpt_handler = _registrar(
+    HandlerKind.SAVE_CKPT,
+    "`func(step, save_info, args, ctx)`: it writes an emergency checkpoint under a temporary name.",
+)
+tft_register_rename_handler = _registrar(
+    HandlerKind.RENAME, "`func(step, args)`, for MindSpore `func(step, ctx)`: it gives the checkpoint its final name."
+)
+tft_register_exit_handler = _registrar(HandlerKind.EXIT, "`func(ctx)`: it is called before the process is ended.")
+tft_register_stream_sync_handler = _registrar(
+    HandlerKind.STREAM_SYNC, "`func()`: it waits for the device at a boundary between two steps."
+)
+tft_register_zit_upgrade_rollback_handler = _elastic(HandlerKind.ZIT_UPGRADE_ROLLBACK)
+tft_register_zit_upgrade_repair_handler = _elastic(HandlerKind.ZIT_UPGRADE_REPAIR)
+tft_register_zit_upgrade_rebuild_handler = _elastic(HandlerKind.ZIT_UPGRADE_REBUILD)
+tft_register_zit_downgrade_rebuild_handler = _elastic(HandlerKind.ZIT_DOWNGRADE_REBUILD)
 
 
 def tft_register_decrypt_handler(decryptor: Handler) -> None:
-    """Take what decrypts the password of MindIO's TLS key; midstep's lines have keys of their own, so it is unused."""
+    """Take what decrypts the password of MindIO's TLS key. It is unused: midstep's lines have keys of their own."""
     if decryptor is not None:
         HANDLERS.register(HandlerKind.DECRYPT, decryptor)

@@ -1,28 +1,66 @@
-"""`mindio_ttp.framework_ttp`: what a training script tells midstep, and asks it, in the thread that trains."""
+"""The functions of mindio_ttp: for the thread that trains, and for an agent of the cluster.
 
+`tft_exception_handler` has the training function called again after a fault, by MindIO's patterns of exceptions.
+
+midstep's controller is a process of its own, so what starts and steers MindIO's does nothing. What an agent of the
+cluster would tell MindIO's controller, midstep hears from its own detectors (docs/faults.md), and decides by the
+policy. A request that midstep would have to refuse is answered with an error, and is never merely ignored.
+"""
+
+import functools
+import gc
 import logging
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, NotUnderMidstep
-from .conventions import is_mindspore, pauses_after_update
 from .driver import FORCE_STOP, HandlerDriver
-from .handlers import HANDLERS
-from .replicas import replicas_of
-from .update_library import offer
-from .values import NextAction, RepairStrategy, ReportState
+from .handlers import HANDLERS, HandlerKind
+from .package import offer
+from .state import replicas_of
+from .values import (
+    RET_ERROR,
+    RET_OK,
+    NextAction,
+    RepairStrategy,
+    ReportState,
+    get_l2_hbm_error_time,
+    is_mindspore,
+    pauses_after_update,
+    tft_can_do_uce_repair,
+)
 
 STEP_FINISH = "STEP FINISH"
 FRAMEWORKS = ("MindSpeed", "MindSpeed-LLM")
-
 _log = logging.getLogger("midstep")
+Result = TypeVar("Result")
+OTHER = "OTHER"
+_CAN_REPAIR, _CANNOT_REPAIR = "HBM MULTI BIT ECC can repair", "HBM MULTI BIT ECC can't repair"
+_CODE = re.compile(r"\bdevice error type\s*([0-9a-f]+)\b", re.IGNORECASE)
+_states: dict[str, str] = {
+    "FORCE STOP": "RS_NORMAL",
+    "UCE ERROR": "RS_UCE",
+    _CAN_REPAIR: "RS_UCE",
+    _CANNOT_REPAIR: "RS_UCE_CORRUPTED",
+    "ARF FINISH": "RS_PREREPAIR_FINISH",
+    "STEP FINISH": "RS_STEP_FINISH",
+    "HCCL OP RETRY FAILED": "RS_HCCL_FAILED",
+    "SUSPECT REMOTE ERROR": "RS_HCCL_FAILED",
+    "UB LINK ERROR": "RS_HCCL_FAILED",
+    "HCCS LINK ERROR": "RS_HCCL_FAILED",
+    OTHER: "RS_UNKNOWN",
+}
+_WITHOUT_CLEAN = frozenset({"ARF FINISH", "STEP FINISH"})
+ACTIONS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
+_callbacks: dict[str, Callable[..., Any]] = {}
 
 
 class _Process:
-    """What is set in this process."""
+    """The settings of this process."""
 
     driver: HandlerDriver | None = None
     device: int | None = None
@@ -210,3 +248,144 @@ def tft_get_repair_step() -> int:
 def tft_get_repair_type() -> str:
     """Return what is being done: retry, recover, dump, or unknow before the first fault."""
     return RepairStrategy(driver().recovery.strategy).value
+
+
+def _of_two(text: str) -> str:
+    found = get_l2_hbm_error_time(text)
+    return _CAN_REPAIR if found is not None and tft_can_do_uce_repair(found) else _CANNOT_REPAIR
+
+
+# A pattern, and what its text becomes; then what that is to `tft_report_error`. In the order in which they are tried.
+_readings: dict[str, Callable[[str], str]] = {"HBM MULTI BIT ECC": _of_two}
+for _pattern in _states:
+    if _pattern not in {OTHER, _CAN_REPAIR, _CANNOT_REPAIR}:
+        _readings[_pattern] = lambda text, found=_pattern: found  # type: ignore[misc]
+
+
+def tft_register_exception_handler(fault_pattern: str, fault_type: str, fault_handle: Callable[[str], str]) -> None:
+    """Add a pattern: `fault_handle(text)` names it, `fault_type` is the name of a `ReportState`."""
+    _states[fault_pattern] = fault_type
+    _readings[fault_pattern] = fault_handle
+
+
+def tft_exception_handler(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Call a training function again after each fault that this process survives.
+
+    Its arguments are the `args` of the handlers. Raises what it raised when this process is to be replaced.
+    """
+    if not callable(func):
+        raise TypeError("tft_exception_handler takes a function")
+
+    @functools.wraps(func)
+    def train(*args: Any, **kwargs: Any) -> Result:
+        given: Any = args if get_mindio_export_version() in FRAMEWORKS else list(args)
+        HANDLERS.arguments = given
+        processor = driver()
+        if not processor.is_replacement:
+            processor.begin()
+        while True:
+            try:
+                result = func(*given, **kwargs)
+            except Exception as error:
+                _report_and_wait(error)
+            else:
+                if processor.finish():
+                    return result
+            _free_memory()
+
+    return train
+
+
+def reading_of(error: BaseException) -> tuple[str, ReportState]:
+    """Return which pattern fits an exception, and what it is to be reported as."""
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        for pattern, read in _readings.items():
+            if pattern in text:
+                name = read(text)
+                return name, ReportState[_states[name]]
+    return OTHER, ReportState.RS_UNKNOWN
+
+
+def _report_and_wait(error: Exception) -> None:
+    """Report, and return when training continues. Raises `error` when it does not."""
+    name, state = reading_of(error)
+    processor = driver()
+    code = _CODE.search(str(error))
+    processor.report(state, code.group(1) if code else "", error if name == OTHER else None)
+    if name not in _WITHOUT_CLEAN and not processor.await_clean():
+        _leave(error)
+    _free_memory()
+    if tft_wait_repair_action() != NextAction.RETRY.value:
+        _leave(error)
+
+
+def _leave(error: Exception) -> None:
+    HANDLERS.call(HandlerKind.EXIT)
+    raise error
+
+
+def _free_memory() -> None:
+    gc.collect()
+    library = sys.modules.get("torch_npu")
+    if library is not None and hasattr(library.npu, "empty_cache"):
+        library.npu.empty_cache()
+
+
+def tft_init_controller(
+    rank: int, world_size: int, enable_local_copy: bool, enable_arf: bool = False, enable_zit: bool = False
+) -> None:
+    """Do nothing: the job has its controller."""
+
+
+def tft_start_controller(bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = "") -> None:
+    """Do nothing: the job has its controller, and its lines are encrypted."""
+
+
+def tft_destroy_controller() -> None:
+    """Do nothing: the controller ends with the job."""
+
+
+def tft_query_high_availability_switch() -> bool:
+    """Return True: a rank of `midstep run` is always under a controller."""
+    return True
+
+
+def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
+    """Keep a callback of the cluster's agent; return 1 for an action that MindIO does not have."""
+    if action not in ACTIONS or not callable(func):
+        return RET_ERROR
+    _callbacks[action] = func
+    return RET_OK
+
+
+def tft_notify_controller_stop_train(
+    fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None
+) -> int:
+    """Return 1: midstep hears of faults by its detectors, and stops by its policy."""
+    return _not_steered("tft_notify_controller_stop_train", "midstep detect, or midstep inject")
+
+
+def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int = 1) -> int:
+    """Return 1: midstep knows where its ranks are."""
+    return _not_steered("tft_notify_controller_on_global_rank", "midstep detect")
+
+
+def tft_notify_controller_prepare_action(action: str, fault_ranks: dict[int, int] | None = None) -> int:
+    """Return 1: a node is left by `midstep detect` and the policy's `sub_health`."""
+    return _not_steered("tft_notify_controller_prepare_action", "midstep detect, with sub_health in the policy")
+
+
+def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> int:
+    """Return 1: the ladder of the policy decides."""
+    return _not_steered("tft_notify_controller_change_strategy", "the ladder of the policy")
+
+
+def tft_notify_controller_dump() -> int:
+    """Return 1: a job is ended by `midstep stop`."""
+    return _not_steered("tft_notify_controller_dump", "midstep stop")
+
+
+def _not_steered(name: str, instead: str) -> int:
+    _log.warning("%s has no effect under midstep: use %s (docs/mindio.md)", name, instead)
+    return RET_ERROR

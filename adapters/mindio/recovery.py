@@ -18,17 +18,15 @@ from ...processor.callbacks import Lifecycle, Recovery
 from ...processor.session import SessionStage
 from ...protocol.errors import CommunicatorAborted, OrdersOverdue, RecoveryError
 from ...protocol.messages import SaveCheckpoint
-from .conventions import is_mindspore, pauses_after_update
 from .handlers import HandlerKind, Handlers
-from .replicas import RankPart, dump_of, repair_of
-from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType
+from .state import RankPart, dump_of, repair_of
+from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType, is_mindspore, pauses_after_update
 
 if TYPE_CHECKING:
     from ...communicators.base import Communicator
     from ...processor.runtime import Runtime
-    from .conversation import Conversation
-    from .device import HandledDevice
-    from .process_groups import GroupNames
+    from .device import GroupNames, HandledDevice
+    from .driver import Conversation
     from .state import HandledState
 
 LIMIT_VARIABLE = "TTP_NORMAL_ACTION_TIME_LIMIT"

@@ -2,8 +2,6 @@
 
 - `state.py`: `MindSporeState`, what a recovery brings back.
 - `gradients.py`: `average`, the mean of gradients over the ranks, over collectives that survive the loss of a peer.
-- `random_numbers.py`: what MindSpore draws, as far as it can be restored.
-- `parameters.py`: parameters and optimizer state as arrays, and back.
 """
 
 from .gradients import average, get_group_size, get_rank

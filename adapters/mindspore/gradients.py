@@ -9,11 +9,11 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
+from mindspore import ops
 
 from ...communicators.base import HostCollectives
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError
-from .parameters import as_array, as_tensor
 
 
 def average(gradients: Sequence[Any]) -> tuple[Any, ...]:
@@ -71,3 +71,17 @@ def host_collectives(runtime: Runtime) -> HostCollectives:
         f"the communicator {communicator.name} has no collectives for MindSpore {ms.__version__}: write "
         "`communicator: {name: tcp}` into the policy. Without torch, that is what the default is"
     )
+
+
+def as_array(tensor: Any) -> "np.ndarray[Any, Any]":
+    """Return the content of a tensor, contiguous: bfloat16, which numpy lacks, as float32, which holds it exactly."""
+    if tensor.dtype == ms.bfloat16:
+        tensor = ops.cast(tensor, ms.float32)
+    array: np.ndarray[Any, Any] = np.ascontiguousarray(tensor.asnumpy()).reshape(tensor.shape)
+    return array
+
+
+def as_tensor(array: "np.ndarray[Any, Any]", dtype: Any) -> Any:
+    """Return a tensor of `dtype` with a copy of what `as_array` has given."""
+    tensor = ms.Tensor(np.array(array))
+    return tensor if tensor.dtype == dtype else ops.cast(tensor, dtype)

@@ -2,12 +2,19 @@
 
 For data parallel training on a CPU, in PyNative mode, with `mindspore.jit` and in graph mode: every rank holds all
 parameters, moments and counts, so a lost rank copies them from any other.
+
+Random numbers come back as far as MindSpore allows. On a CPU no operator follows `mindspore.set_rng_state`. What
+repeats are functional operators of PyNative mode after `mindspore.set_seed`. So each step gets a seed of its own, and a
+repeated step draws what it drew. A cell that lives from step to step and draws (`nn.Dropout`) continues its own count,
+as does every operator of a compiled graph: no call of MindSpore restores that, and the audit names it.
 """
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
+import numpy as np
+from mindspore import ops
 
 from ...processor import tree
 from ...processor.random_state import RandomState
@@ -17,12 +24,14 @@ from ...processor.values import as_value
 from ...processor.whole_state import SHARD_ID, WholeState
 from ...protocol.errors import RecoveryError
 from ...protocol.types import InjectionPoint
-from .gradients import get_rank, host_collectives
-from .parameters import Parameters
-from .random_numbers import RandomNumbers, drawing_cells
+from .gradients import as_array, as_tensor, get_rank, host_collectives
 
 if TYPE_CHECKING:
     from ...processor.ledger import Step
+
+_SEED_ATTRIBUTES = ("Seed0", "seed0", "seed")
+_LARGEST = 2**31 - 1
+_MIX = 1_000_003  # two ranks, or two steps, do not get one seed by chance
 
 
 class MindSporeState(WholeState):
@@ -165,3 +174,75 @@ class MindSporeState(WholeState):
         fire, self._fire = self._fire, None
         if fire is not None:
             fire()
+
+
+class RandomNumbers:
+    """The seeds of the steps of one rank, and the state of MindSpore's generator."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.base = int(ms.get_seed() or 0)
+
+    def begin(self, step: int) -> None:
+        """Seed MindSpore for one step. Numpy's generator, which `set_seed` seeds as well, is left as it was."""
+        numpy_state = np.random.get_state()
+        ms.set_seed((self.base * _MIX + self._rank * _MIX * _MIX + step) % _LARGEST)
+        np.random.set_state(numpy_state)
+
+    def capture(self) -> dict[str, Any]:
+        """Return the base of the seeds, and the state of the generator, for devices where it means something."""
+        return {"base": self.base, "generator": ms.get_rng_state().asnumpy()}
+
+    def restore(self, captured: dict[str, Any]) -> None:
+        """Restore what `capture` returned."""
+        self.base = captured["base"]
+        ms.set_rng_state(ms.Tensor(np.array(captured["generator"])))
+
+
+def drawing_cells(root: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the cells that hold an operator with random numbers of its own: they draw, and remember how often."""
+    for path, cell in root.cells_and_names():
+        operators = [each for each in getattr(cell, "_primitives", {}).values() if each is not None]
+        if getattr(cell, "p", None) != 0 and any(map(_draws, operators)):
+            yield path, cell
+
+
+def _draws(operator: Any) -> bool:
+    return str(operator.name).startswith("Dropout") or any(hasattr(operator, name) for name in _SEED_ATTRIBUTES)
+
+
+class Parameters:
+    """All parameters of the cells and optimizers, each once, by name and in an order that all ranks share."""
+
+    def __init__(self, owners: dict[str, Any]) -> None:
+        self._owners = owners
+
+    def live(self) -> dict[str, Any]:
+        """Return the parameters; optimizers hold those of their cells, and moments, counts and rates besides."""
+        found: dict[str, Any] = {}
+        seen: set[int] = set()
+        for kind, owner in self._owners.items():
+            for name, parameter in owner.parameters_and_names():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found[f"{kind}.{name}"] = parameter
+        return found
+
+    def arrays(self) -> dict[str, Any]:
+        """Return their contents, which may share memory with them."""
+        return {name: as_array(parameter) for name, parameter in self.live().items()}
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        """Write contents into the live parameters. Raises RecoveryError when they are of another model."""
+        live = self.live()
+        if arrays.keys() != live.keys():
+            raise RecoveryError(
+                f"parameters differ between ranks: {sorted(arrays.keys() ^ live.keys())[:4]}; do all ranks run the "
+                "same script?"
+            )
+        for name, parameter in live.items():
+            if tuple(arrays[name].shape) != tuple(parameter.shape):
+                raise RecoveryError(f"{name} is {parameter.shape} here and {arrays[name].shape} at the source")
+        for name, parameter in live.items():
+            # What a compiled update works on is reached by assign, and not by `set_data`.
+            ops.assign(parameter, as_tensor(arrays[name], parameter.dtype))

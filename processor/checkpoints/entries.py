@@ -1,36 +1,54 @@
-"""What lies in a checkpoint directory: complete checkpoints, what has become of others, and what is not midstep's.
+"""The entries of a checkpoint directory: complete checkpoints, the remains of others, and files of other programs.
 
 Each entry is looked at by itself. One that cannot be read is passed over, said in the log once, and hides no other. It
 remains a trace: a checkpoint has once been complete here, so training must not begin at its first step in silence.
+
+For barrier one a rank surveys the directory. One that cannot be listed is not an empty one: the rank tries again for a
+while, as file servers come back, then says why, and the controller decides what can be done without.
 """
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from ...protocol.errors import CheckpointError
+from ...protocol.types import CheckpointTrace
+from .fence import is_marked
 from .files import (
     DAMAGED,
     MANIFEST,
+    MOST_STEPS,
     holds_own_files,
+    read_manifest,
+    read_record,
     remove_checkpoint,
+    step_directory,
     told,
     warn_once,
     write_whole,
 )
-from .manifest import MOST_STEPS, read_manifest, read_record, step_directory
 
 LATEST = "latest.json"
 MOST_LATEST_BYTES = 4096
 _COMPLETE = re.compile(r"step-(\d{8,16})")
 _UNFINISHED = re.compile(r"step-(\d{8,16})\.(?:tmp|old)-.+")
+JOINING_PATIENCE_S = 10.0  # a new process, which `deadlines.start_s` waits for
+PARKED_PATIENCE_S = 1.0  # a survivor, which `deadlines.quiesce_s` waits for, and which may need no checkpoint
+MOST_REPORTED = 1000  # the newest; a report is one message
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 2.0
+_NAMED = 3  # traces that are reported one by one
+_MOST_CHARACTERS = 300  # of each
+_log = logging.getLogger("midstep")
 
 
 class Latest(msgspec.Struct, frozen=True):
@@ -41,7 +59,7 @@ class Latest(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """What was found: steps whose checkpoints are complete, ascending, and other traces of checkpoints, in words."""
+    """The findings: steps whose checkpoints are complete, ascending, and other traces of checkpoints, in words."""
 
     complete: tuple[int, ...] = ()
     unusable: tuple[str, ...] = ()
@@ -215,3 +233,33 @@ def _remove(places: Iterable[Path]) -> bool:
             whole = False
             warn_once(f"cannot remove {place} whole: {error}")
     return whole
+
+
+def survey(
+    directory: str | None,
+    patience_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[tuple[int, ...], CheckpointTrace]:
+    """Return the steps whose checkpoints this rank can read, ascending, and what else it found. For barrier one."""
+    if directory is None:
+        return (), CheckpointTrace()
+    end_s, wait_s = clock() + patience_s, _FIRST_WAIT_S
+    while True:
+        try:
+            entries = look_into(directory, MOST_REPORTED)
+            break
+        except CheckpointError as error:
+            if clock() + wait_s > end_s:
+                _log.error("no checkpoint can be used: %s", error)
+                return (), CheckpointTrace(directory, unlisted=str(error)[:_MOST_CHARACTERS])
+        sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    trace = CheckpointTrace(directory, unusable=_in_words(entries.unusable), unmarked=not is_marked(directory))
+    return entries.complete, trace
+
+
+def _in_words(unusable: tuple[str, ...]) -> str:
+    named = "; ".join(each[:_MOST_CHARACTERS] for each in unusable[:_NAMED])
+    return f"{named}; and {len(unusable) - _NAMED} more" if len(unusable) > _NAMED else named

@@ -19,8 +19,7 @@ from typing import Annotated
 import msgspec
 
 from ...protocol.errors import CheckpointError
-from .files import make_directory, write_whole
-from .manifest import read_record
+from .files import make_directory, read_record, write_whole
 
 MARK = "world.json"
 MOST_MARK_BYTES = 64 << 10

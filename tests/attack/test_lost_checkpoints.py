@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from midstep.processor.checkpoints import archive
-from midstep.processor.checkpoints.manifest import read_manifest
+from midstep.processor.checkpoints.files import read_manifest
 from midstep.protocol.incidents import JobStatus
 
 from ..chaos.jobs import ROOMY, Job

@@ -17,7 +17,7 @@ from midstep.launch.rank_environment import load_schedule
 from midstep.policies.acjob.translation import translate
 from midstep.policies.code_files import load_codes
 from midstep.policies.files import load_policy, parse_policy, render
-from midstep.processor.exception_patterns import parse_patterns
+from midstep.processor.exceptions import parse_patterns
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack

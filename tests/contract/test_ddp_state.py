@@ -9,7 +9,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from midstep.adapters.ddp.state import TrainState
-from midstep.processor.chunks import ShardMemory
+from midstep.processor.range_transfer import ShardMemory
 from midstep.protocol.errors import NotUnderMidstep, RecoveryError
 from midstep.protocol.types import InjectionPoint
 

@@ -62,7 +62,7 @@ print(*MindSporeState(Net()).audit(), sep="\\n")
 DRAWS = """
 import mindspore as ms, numpy as np
 from mindspore import ops
-from midstep.adapters.mindspore.random_numbers import RandomNumbers
+from midstep.adapters.mindspore.state import RandomNumbers
 
 ms.set_context(mode=ms.PYNATIVE_MODE)
 ms.set_seed(3)

@@ -13,12 +13,10 @@ from midstep.controller.recovery.repair import why_not_begin
 from midstep.controller.recovery.state import Phase
 from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
-from midstep.processor.checkpoints import archive
-from midstep.processor.checkpoints import survey as checkpoint_survey
-from midstep.processor.checkpoints.entries import LATEST, set_aside
+from midstep.processor.checkpoints import archive, entries
+from midstep.processor.checkpoints.entries import LATEST, set_aside, survey
 from midstep.processor.checkpoints.fence import Fence
 from midstep.processor.checkpoints.files import remove_checkpoint
-from midstep.processor.checkpoints.survey import survey
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
 from midstep.protocol.messages import Rejoin
@@ -171,7 +169,7 @@ def test_what_cannot_be_used_is_told_in_few_words(tmp_path: Path) -> None:
 
 def test_only_the_newest_checkpoints_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report is one message."""
-    monkeypatch.setattr(checkpoint_survey, "MOST_REPORTED", 2)
+    monkeypatch.setattr(entries, "MOST_REPORTED", 2)
     for step in (1, 2, 3):
         save(tmp_path, step)
     assert survey(str(tmp_path), 0.0)[0] == (2, 3)

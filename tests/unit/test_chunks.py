@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.processor.chunks import CHUNK_BYTES, DIRECT_BYTES, ShardMemory, cut
+from midstep.processor.range_transfer import CHUNK_BYTES, DIRECT_BYTES, ShardMemory, cut
 from midstep.protocol.errors import RecoveryError
 
 _SIZES = st.lists(st.sampled_from([0, 1, 7, 4096, DIRECT_BYTES - 1, DIRECT_BYTES, CHUNK_BYTES + 5]), max_size=12)

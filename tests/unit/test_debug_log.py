@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from midstep.processor.debug_log import DebugLog
-from midstep.processor.exception_policy import ExceptionPolicy
 from midstep.processor.exceptions import Reaction
 from midstep.processor.runtime import Runtime
+from midstep.processor.train_thread import ExceptionPolicy
 from midstep.protocol.rank_logs import debug_log, show_once
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from midstep.devices.device_busy import BUSY_S, LONGEST_PAUSE_S, is_busy, pauses, while_busy
 from midstep.devices.fake_chip import BUSY, RETRY_FAILED, told
-from midstep.processor.exception_patterns import known_patterns
-from midstep.processor.exceptions import chain_of, classify
+from midstep.processor.exceptions import chain_of, classify, known_patterns
 
 
 class Device:

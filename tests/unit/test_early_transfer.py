@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import torch
 
-from midstep.processor import early_transfer
+from midstep.processor import transfer
 from midstep.processor.callbacks import Callbacks, Lifecycle
-from midstep.processor.early_transfer import EarlyTransfers
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
+from midstep.processor.transfer import EarlyTransfers
 from midstep.protocol.errors import ChecksumMismatch, CommunicatorAborted, CommunicatorFailed, RecoveryError
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (
@@ -383,7 +383,7 @@ def test_a_thread_that_cannot_be_stopped_ends_the_process(
 ) -> None:
     """It may still write into tensors, so the next attempt must not begin: asking again says the same."""
     source, newcomer = pair
-    monkeypatch.setattr(early_transfer, "STOP_S", 0.05)
+    monkeypatch.setattr(transfer, "STOP_S", 0.05)
     source.come.set()
     newcomer.phases.rebuild(order(1))
     wait_for(lambda: newcomer.communicator.pairs[0].receiving)
@@ -400,7 +400,7 @@ def test_a_thread_that_has_not_begun_to_move_is_left_to_itself(
 ) -> None:
     """It may be inside the store's library, which nothing interrupts; what it comes to later, it does not do."""
     _, newcomer = pair
-    monkeypatch.setattr(early_transfer, "LEAVE_S", 0.01)
+    monkeypatch.setattr(transfer, "LEAVE_S", 0.01)
     newcomer.phases.rebuild(order(1))
     pairs = newcomer.communicator.pairs[0]
     pairs.deaf = True

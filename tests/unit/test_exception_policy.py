@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.processor.exception_policy import HISTORY_UPDATES, spread_since
+from midstep.processor.exceptions import HISTORY_UPDATES, spread_since
 
 UPDATES = [(7, 700), (8, 800), (9, 900)]
 

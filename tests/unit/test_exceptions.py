@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.processor.exception_patterns import known_patterns, parse_patterns
-from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, reaction
+from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, known_patterns, parse_patterns, reaction
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError, ProtocolViolation
 from midstep.protocol.exception_pattern import ExceptionPattern
 from midstep.protocol.types import FaultKind, FaultLevel

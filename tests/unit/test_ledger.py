@@ -7,7 +7,7 @@ import pytest
 
 from midstep.processor.framework import Framework
 from midstep.processor.injection_points import InjectionPoints
-from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step
+from midstep.processor.ledger import HISTORY_STEPS, Ledger, Step, Surroundings
 from midstep.processor.step_clock import StepClock
 from midstep.processor.step_order import StepState
 from midstep.protocol.blackbox import BlackBox
@@ -15,7 +15,7 @@ from midstep.protocol.errors import CommunicatorAborted, InjectedFault, Interrup
 from midstep.protocol.types import Activity, ArmedFault, FaultAction, InjectionPoint, RankProgress
 
 
-class Journey:
+class Journey(Surroundings):
     """Surroundings and framework in one, writing down what the ledger does, in order."""
 
     def __init__(self) -> None:

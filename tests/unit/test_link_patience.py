@@ -1,7 +1,7 @@
 """How long an attempt to link up may take."""
 
 from midstep.policies.schema import CommunicatorPolicy
-from midstep.processor.link_patience import LinkPatience
+from midstep.processor.recovery_phases import LinkPatience
 
 
 def test_each_attempt_may_take_longer_than_the_one_that_failed() -> None:

@@ -23,10 +23,10 @@ from midstep.adapters.megatron.compatibility import (
     refuse_scaling,
     refuse_unsupported,
 )
-from midstep.adapters.megatron.initial_values import METHODS
 from midstep.adapters.megatron.parts import Parts, find_parts
 from midstep.adapters.megatron.process_groups import _walk, check_default_group, refuse_foreign
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
+from midstep.adapters.megatron.resilient import METHODS
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.policies.schema import ScalePolicy, default_policy, job_settings
 from midstep.processor import tree

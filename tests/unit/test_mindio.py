@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from midstep.adapters.mindio import training
-from midstep.adapters.mindio.conversation import Ask, Conversation, Question
+from midstep.adapters.mindio import processor
+from midstep.adapters.mindio.driver import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.package import put_on_path
 from midstep.adapters.mindio.recovery import action_limit_s
-from midstep.adapters.mindio.replicas import (
+from midstep.adapters.mindio.state import (
     Move,
     OptimizerReplicas,
     RankPart,
@@ -20,8 +20,7 @@ from midstep.adapters.mindio.replicas import (
     replicas_of,
     shards_of,
 )
-from midstep.adapters.mindio.update_times import tft_can_do_uce_repair
-from midstep.adapters.mindio.values import ReportState
+from midstep.adapters.mindio.values import ReportState, tft_can_do_uce_repair
 from midstep.devices.kinds import EXTERNAL
 from midstep.launch.job import Start, policy_of, with_mindio
 from midstep.policies.schema import default_policy
@@ -133,8 +132,8 @@ def test_of_the_holders_of_a_part_the_lowest_dumps_it() -> None:
 )
 def test_an_exception_is_read_as_mindio_reads_it(text: str, state: ReportState) -> None:
     """By what is in its text, if it is a RuntimeError."""
-    assert training.reading_of(RuntimeError(text))[1] is state
-    assert training.reading_of(ValueError(text))[1] is ReportState.RS_UNKNOWN
+    assert processor.reading_of(RuntimeError(text))[1] is state
+    assert processor.reading_of(ValueError(text))[1] is ReportState.RS_UNKNOWN
 
 
 def test_flipped_bits_are_repaired_if_no_update_has_used_them() -> None:
@@ -144,17 +143,17 @@ def test_flipped_bits_are_repaired_if_no_update_has_used_them() -> None:
     assert not tft_can_do_uce_repair(5, 10, 20)
     assert not tft_can_do_uce_repair(0, 10, 20)
     assert not tft_can_do_uce_repair(30)
-    assert training.reading_of(RuntimeError("HBM MULTI BIT ECC ERROR time us=5"))[1] is ReportState.RS_UCE_CORRUPTED
+    assert processor.reading_of(RuntimeError("HBM MULTI BIT ECC ERROR time us=5"))[1] is ReportState.RS_UCE_CORRUPTED
 
 
 def test_a_script_adds_patterns_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As MindSpeed-LLM does for numbers that are wrong."""
-    monkeypatch.setattr(training, "_readings", dict(training._readings))
-    monkeypatch.setattr(training, "_states", dict(training._states))
+    monkeypatch.setattr(processor, "_readings", dict(processor._readings))
+    monkeypatch.setattr(processor, "_states", dict(processor._states))
 
-    training.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", lambda text: "PRECISION ERROR")
+    processor.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", lambda text: "PRECISION ERROR")
 
-    assert training.reading_of(RuntimeError("PRECISION ERROR at 7")) == ("PRECISION ERROR", ReportState.RS_RETRY)
+    assert processor.reading_of(RuntimeError("PRECISION ERROR at 7")) == ("PRECISION ERROR", ReportState.RS_RETRY)
 
 
 # --- handlers ---------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from midstep.adapters.mindio import processor, update_library
-from midstep.adapters.mindio.conversation import Ask, Conversation, Question
-from midstep.adapters.mindio.driver import HandlerDriver
+from midstep.adapters.mindio import package, processor
+from midstep.adapters.mindio.driver import Ask, Conversation, HandlerDriver, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.recovery import HandlerRecovery
 from midstep.protocol.errors import Interrupted
@@ -31,8 +30,8 @@ def test_a_call_of_the_library_from_any_thread_asks_whether_the_update_may_begin
         asked.append(threading.current_thread().name)
         return len(asked) == 1
 
-    place = update_library.build(tmp_path)
-    update_library.load(place, update_begins)
+    place = package.build(tmp_path)
+    package.load(place, update_begins)
     ctypes.CDLL(str(place / "framework_ttp" / "libttp_framework.so"))
     library = ctypes.CDLL(str(place / "mindspore_api" / "libttp_c_api.so"))
     answers: list[int] = []
@@ -48,14 +47,14 @@ def test_a_call_of_the_library_from_any_thread_asks_whether_the_update_may_begin
 @WITH_COMPILER
 def test_the_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By all ranks of a machine, whichever is the first; the others need no compiler."""
-    threads = [threading.Thread(target=update_library.build, args=(tmp_path,)) for _ in range(4)]
+    threads = [threading.Thread(target=package.build, args=(tmp_path,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     monkeypatch.setenv("PATH", "")
 
-    place = update_library.build(tmp_path)
+    place = package.build(tmp_path)
 
     assert list(tmp_path.iterdir()) == [place]
 
@@ -68,7 +67,7 @@ def test_without_a_compiler_it_is_said_what_is_lost(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     with caplog.at_level(logging.WARNING, "midstep"):
-        update_library.offer(lambda: True)
+        package.offer(lambda: True)
 
     assert "updates of compiled graphs are not announced" in caplog.text
     assert "no C compiler (cc)" in caplog.text
@@ -81,10 +80,10 @@ def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(
     """And leaves nothing behind that would be taken for a library."""
     source = tmp_path / "wrong.c"
     source.write_text("int wrong(void) { return nothing; }\n")
-    monkeypatch.setattr(update_library, "SOURCE", source)
+    monkeypatch.setattr(package, "SOURCE", source)
 
     with pytest.raises(OSError, match="nothing"):
-        update_library.build(tmp_path / "cache")
+        package.build(tmp_path / "cache")
 
     assert not list((tmp_path / "cache").iterdir())
 

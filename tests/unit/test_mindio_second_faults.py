@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from midstep.adapters.mindio.conversation import Conversation
 from midstep.adapters.mindio.device import HandledDevice
+from midstep.adapters.mindio.driver import Conversation
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.recovery import HandlerRecovery
 from midstep.protocol.errors import CommunicatorAborted

@@ -12,7 +12,7 @@ pytest.importorskip("megatron.core")
 
 from megatron.core.distributed import DistributedDataParallel
 
-from midstep.adapters.megatron.step_cleanup import NoSyncContexts
+from midstep.adapters.megatron.state import NoSyncContexts
 
 
 @pytest.fixture(autouse=True)

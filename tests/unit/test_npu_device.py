@@ -18,8 +18,7 @@ from midstep.devices.base import Damage
 from midstep.devices.cpu import CpuDevice
 from midstep.devices.fake_chip import CHIP, Chip
 from midstep.devices.npu import NpuDevice
-from midstep.processor.exception_patterns import known_patterns
-from midstep.processor.exceptions import chain_of, classify
+from midstep.processor.exceptions import chain_of, classify, known_patterns
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError

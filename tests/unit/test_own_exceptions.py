@@ -9,8 +9,8 @@ import pytest
 from midstep.policies.exception_rules import KINDS, MAX_PATTERNS
 from midstep.policies.files import parse_policy, render
 from midstep.policies.schema import job_settings
-from midstep.processor.exception_policy import ExceptionPolicy
 from midstep.processor.exceptions import Reaction
+from midstep.processor.train_thread import ExceptionPolicy
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import FaultKind, FaultLevel, JobSettings
 
@@ -107,6 +107,6 @@ def test_a_name_that_stands_twice_and_too_many_patterns_are_refused() -> None:
 
 
 def test_every_kind_that_the_patterns_which_come_along_have_is_allowed() -> None:
-    from midstep.processor.exception_patterns import known_patterns
+    from midstep.processor.exceptions import known_patterns
 
     assert {pattern.fault.kind for pattern in known_patterns() if pattern.fault is not None} <= KINDS

@@ -8,8 +8,8 @@ pytest.importorskip("megatron.core")
 
 import torch
 
-from midstep.adapters.megatron import peer_copy
-from midstep.adapters.megatron.peer_copy import HostPeerCopy, PeerCopy
+from midstep.adapters.megatron import buddy as peer_copy
+from midstep.adapters.megatron.buddy import HostPeerCopy, PeerCopy
 from midstep.adapters.megatron.shards import ShardParts
 
 CPU = torch.device("cpu")

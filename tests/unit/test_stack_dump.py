@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.processor.debug_log import DebugLog
-from midstep.processor.stack_dump import StackDump
+from midstep.processor.debug_log import DebugLog, StackDump
 
 AFTER_S = 0.05
 PATIENCE_S = 30.0

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from midstep.communicators.base import DeviceMessage
-from midstep.processor import device_transfer, host_transfer
-from midstep.processor.chunks import CHUNK_BYTES, ShardMemory
-from midstep.processor.letters import FIRST_BYTES
+from midstep.processor import range_transfer
+from midstep.processor.range_transfer import CHUNK_BYTES, FIRST_BYTES, ShardMemory
 from midstep.processor.transfer import Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch, RecoveryError, StateLost
 from midstep.protocol.types import LocalStateTransfer, RepairLinks, RepairPart, RestoreSource, ShardTransfer
@@ -117,8 +116,8 @@ def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock(
 
     Some have more under way than others, as device memory needs staging.
     """
-    monkeypatch.setattr(host_transfer, "IN_FLIGHT", 4)
-    monkeypatch.setattr(host_transfer, "IN_FLIGHT_OF_DEVICE", 1)
+    monkeypatch.setattr(range_transfer, "IN_FLIGHT", 4)
+    monkeypatch.setattr(range_transfer, "IN_FLIGHT_OF_DEVICE", 1)
     monkeypatch.setattr(ShardMemory, "at_home", property(lambda _: threading.current_thread().name not in on_device))
     _run_around_a_circle(RepairLinks.HOST)
 
@@ -126,7 +125,7 @@ def test_ranks_that_send_and_receive_around_a_circle_do_not_deadlock(
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_batches_of_devices_do_not_wait_in_a_circle(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
     """A device begins a batch only when the one before it is over, and shards have different numbers of chunks."""
-    monkeypatch.setattr(device_transfer, "IN_FLIGHT", in_flight)
+    monkeypatch.setattr(range_transfer, "BATCHES_IN_FLIGHT", in_flight)
     _run_around_a_circle(RepairLinks.DEVICE)
 
 
@@ -239,17 +238,17 @@ def test_links_that_carry_no_memory_of_a_device_carry_shards_from_host_to_host()
     assert _equal(frameworks[1].held["a"], tensors)
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 4 * device_transfer.BLOCK_WORDS, 4 * device_transfer.BLOCK_WORDS + 7])
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 4 * range_transfer.BLOCK_WORDS, 4 * range_transfer.BLOCK_WORDS + 7])
 def test_the_checksum_of_a_device_follows_from_bytes_alone(length: int) -> None:
     """Both ends have the same bytes at other addresses, and a single bit that differs is seen wherever it is."""
     generator = torch.Generator().manual_seed(length)
     data = torch.randint(0, 256, (length,), dtype=torch.uint8, generator=generator)
     moved = torch.cat((torch.zeros(3, dtype=torch.uint8), data))[3:]
-    assert torch.equal(device_transfer.sums(data), device_transfer.sums(moved))
+    assert torch.equal(range_transfer.sums(data), range_transfer.sums(moved))
     for place in {0, length // 2, length - 1} if length else ():
         changed = data.clone()
         changed[place] ^= 0x80
-        assert not torch.equal(device_transfer.sums(data), device_transfer.sums(changed))
+        assert not torch.equal(range_transfer.sums(data), range_transfer.sums(changed))
 
 
 def test_a_part_with_nothing_to_do_does_nothing() -> None:

@@ -37,7 +37,7 @@ print("parent", os.getppid(), "session", os.getsid(0) == os.getpid(), "threads",
 from midstep.protocol.blackbox import BlackBox
 print("box of", BlackBox.attach(int(os.environ["MIDSTEP_BLACK_BOX_FD"])).rank)
 print("torch was there", "torch" in sys.modules)
-from midstep.processor.exception_patterns import patterns_here
+from midstep.processor.exceptions import patterns_here
 print("patterns were read", patterns_here.cache_info().currsize == 1)
 sys.exit(7)
 """

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.npu.wheels import RELEASES, NotReachable, Sources, Wheel, wheel
 
 from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call
-from midstep.processor.exception_patterns import known_patterns
+from midstep.processor.exceptions import known_patterns
 from midstep.protocol.exception_pattern import ExceptionPattern
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.

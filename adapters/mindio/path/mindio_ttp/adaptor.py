@@ -1,4 +1,4 @@
-"""MindIO's old adaptor for Megatron-LM, which it no longer has either."""
+"""MindIO's old adaptor for Megatron-LM, which MindIO no longer has either."""
 
 raise ImportError(
     "mindio_ttp.adaptor is of an old MindIO and patches Megatron-LM itself. With `midstep run --mindio` use a "
