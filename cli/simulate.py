@@ -14,7 +14,7 @@ from ..forecast.outlook import Outlook
 from ..policies.files import load_policy
 from ..policies.schema import default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
-from ..testing.simulation.invariants import InvariantBroken
+from ..testing.invariants import InvariantBroken
 from ..testing.simulation.world import simulate
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal

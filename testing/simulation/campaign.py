@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 
 from ...controller.recovery.state import Phase
 from ...protocol.incidents import Outcome
-from .invariants import Invariant, InvariantBroken
+from ..invariants import Invariant, InvariantBroken
 from .world import SimulatedWorld
 
 CHUNK = 20  # seeds that a worker does in one go

@@ -26,7 +26,7 @@ from ...controller.routes import Routes
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import Envelope, NodeLost, Report
 from ...protocol.types import CONTROLLER, PLATFORM, node_address
-from .invariants import Invariant
+from ..invariants import Invariant
 from .network import Endpoint
 
 if TYPE_CHECKING:

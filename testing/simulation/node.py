@@ -1,13 +1,30 @@
-"""Nodes of a simulated job: a fake agent behind a bad network, with detectors, a stall clock and a rendezvous store."""
+"""Nodes of a simulated job, and the platform that makes, ends and kills them.
+
+A node is a played agent behind a bad network, with detectors, a stall clock and a rendezvous store. The platform may be
+slow, run out of machines, or not answer at all.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...protocol import messages as m
 from ...protocol.mailbox import Mailbox
+from ...protocol.messages import (
+    CreateNode,
+    DeleteNode,
+    EndJob,
+    Envelope,
+    KillNode,
+    NodeGoing,
+    NodeLost,
+    NodeRefused,
+    NodeStaying,
+    PlatformJoined,
+)
 from ...protocol.prepared import PreparedProcesses
 from ...protocol.types import (
     CONTROLLER,
+    PLATFORM,
     Activity,
     Assertion,
     FaultKind,
@@ -18,15 +35,15 @@ from ...protocol.types import (
     StoreEndpoint,
     node_address,
 )
-from .byzantine import forged
-from .fake_agent import SIGKILL, FakeAgent, HostedRank
-from .invariants import Invariant
-from .network import Endpoint
+from ..invariants import Invariant
+from ..played_agent import SIGKILL, FakeAgent, HostedRank
+from .network import Endpoint, forged
 from .process import Process
 from .process_faults import OneShot
 
 if TYPE_CHECKING:
     from .world import SimulatedWorld
+
 
 SKEWS_S = (0.0, 3600.0, -3600.0)  # of the nodes' wall clocks
 STALL_S = 2.0  # a step that takes longer is reported
@@ -34,6 +51,7 @@ SUSPENDED_S = 3.0  # a process that is stopped for longer is reported
 START_S, EXIT_SEEN_S, END_S = 0.01, 0.002, 0.01
 IMPORTS_S = 0.5  # of a fork server
 WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
+REFUSAL_S = (0.0, 0.0, 2.0, 30.0)  # how long it takes to find out that there are no more machines
 
 
 class SimulatedAgent(FakeAgent[Process]):
@@ -217,3 +235,89 @@ class SimulatedAgent(FakeAgent[Process]):
             self.say(self.fault(FaultKind.START_FAILED, "fork failed", running))
             return None
         return Process(self.world, self, order, self.world.next_pid())
+
+
+class SimulatedPlatform:
+    """Makes, ends and kills nodes; says so when one goes that was not to go."""
+
+    def __init__(self, world: "SimulatedWorld", capacity: int, begun: tuple[str, ...]) -> None:
+        """`begun`: the nodes that are on their way when the job begins."""
+        self._world = world
+        self._begun = begun
+        self.capacity = capacity
+        self.silent = False  # takes orders, and brings nothing
+        self.deleted: set[str] = set()  # those that it was asked to end
+        self._asked: set[str] = set()
+        self.ending = False
+        mailbox = Mailbox(job=world.job.job, address=PLATFORM, session=world.next_session())
+        self.endpoint = Endpoint(
+            mailbox,
+            world.timeline,
+            transmit=self._transmit,
+            take=self._take,
+            complain=world.fail,
+            new_session=lambda _: self.introduce(),
+        )
+
+    def introduce(self) -> None:
+        """Say what it can do and which nodes it has: at the start of the job, and to each new controller."""
+        if self.silent or self.ending:
+            return
+        world = self._world
+        known = [*self._begun, *sorted(self._asked), *world.agents]
+        lost = {name for name, agent in world.agents.items() if not agent.alive} | self.deleted
+        nodes = tuple(dict.fromkeys(name for name in known if name not in lost))
+        self.endpoint.post(PlatformJoined(world.setting.can_create_nodes, can_kill=True, nodes=nodes), CONTROLLER)
+
+    def take_away(self, name: str, within_s: float | None) -> None:
+        """Say that a node will go."""
+        self.endpoint.post(NodeGoing(name, "it is being drained", within_s), CONTROLLER)
+
+    def leave_be(self, name: str) -> None:
+        """Say that a node will not go after all, or was not to go at all."""
+        self.endpoint.post(NodeStaying(name), CONTROLLER)
+
+    def lost(self, name: str) -> None:
+        """An agent is gone."""
+        if name not in self.deleted and not self.ending:
+            self.endpoint.post(NodeLost(name, "its agent ended with signal 9", self._world.timeline.now), CONTROLLER)
+
+    def refuse(self, name: str) -> None:
+        """Say that a node cannot be had."""
+        self.endpoint.post(NodeRefused(name, "no more machines"), CONTROLLER)
+
+    def _transmit(self, envelope: Envelope) -> None:
+        def arrive(each: Envelope) -> None:
+            self._world.controller.receive(each, PLATFORM)
+
+        self._world.network.carry(envelope, arrive)
+
+    def _take(self, envelope: Envelope) -> bool:
+        world = self._world
+        match envelope.body:
+            case CreateNode() if self.silent:
+                pass
+            case CreateNode(node=name) if name in self._asked:
+                pass
+            case CreateNode(node=name) if self.capacity > 0:
+                self._asked.add(name)
+                self.capacity -= 1
+                world.timeline.after(world.chance.uniform(0.1, 20.0), lambda: world.add_agent(name))
+            case CreateNode(node=name):
+                world.timeline.after(world.chance.choice(REFUSAL_S), lambda: self.refuse(name))
+            case DeleteNode(node=name) if name in self.deleted:
+                pass
+            case DeleteNode(node=name):
+                self.deleted.add(name)
+                self.capacity += 1
+                if name in world.agents:  # else it is still on its way, and comes for nothing
+                    world.timeline.after(world.chance.uniform(0.01, 5.0), world.agents[name].die)
+            case KillNode(node=name):
+                world.kill_node(name)
+            case EndJob():
+                self.ending = True
+                for agent in world.agents.values():
+                    world.timeline.after(10.0, agent.die)
+            case other:
+                world.fail(Invariant.UNDERSTOOD, f"a platform cannot carry out a {type(other).__name__}")
+        return True

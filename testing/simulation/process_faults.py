@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...protocol.types import Activity, FaultKind, FaultLevel
-from .byzantine import Byzantine
+from .network import Byzantine
 from .scripts import MENDABLE, StepPoint
 
 if TYPE_CHECKING:

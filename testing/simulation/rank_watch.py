@@ -7,10 +7,10 @@ from ...controller.recovery.world import Holder
 from ...processor.session import SessionStage
 from ...protocol.messages import Rejoin, Resume
 from ...protocol.types import StepReport
-from .invariants import Invariant
+from ..invariants import Invariant
 
 if TYPE_CHECKING:
-    from .communicators import Group
+    from .network import Group
     from .process import Process
     from .world import SimulatedWorld
 

@@ -13,7 +13,7 @@ from ...processor.step_order import Act
 from ...protocol.errors import CommunicatorError, CommunicatorFailed, Interrupted, MidstepError
 from ...protocol.messages import StepCommitted
 from ...protocol.types import Activity, FaultKind, FaultLevel
-from .played_thread import Thread
+from .network import Thread
 
 if TYPE_CHECKING:
     from .process import Process

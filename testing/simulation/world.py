@@ -1,35 +1,35 @@
-"""A whole job from a seed: real machine, mailboxes, repair plans and rank loops; played nodes, threads and faults."""
+"""A whole job from a seed: real machine, mailboxes, repair plans and rank loops; played nodes, threads and faults.
+
+What happens is kept as a transcript, line by line, to understand a failing seed. Lines are put together when they are
+read: most jobs go well, and theirs are not.
+"""
 
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ...controller.recovery.events import Action, Event
+from ...controller.recovery.events import Action, Event, Send
 from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
 from ...protocol.messages import Envelope
 from ...protocol.types import Rendezvous
+from ..invariants import Invariant, InvariantBroken
 from . import faults
-from .allowed_deviations import AllowedDeviations
-from .communicators import Group
 from .controller import Controller
-from .controller_watch import ControllerWatch
-from .invariants import Invariant, InvariantBroken
-from .network import Network
-from .node import SimulatedAgent
-from .platform import SimulatedPlatform
-from .process import Process
+from .controller_watch import AllowedDeviations, ControllerWatch
+from .network import Group, Network, Timeline
+from .node import SimulatedAgent, SimulatedPlatform
+from .process import Disk, Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
 from .setting import draw_ahead, draw_saving, draw_setting
-from .storage import Disk
-from .timeline import Timeline
-from .transcript import Transcript
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
 AFTERMATH_S = 60.0  # for all to hear that the job is over
+SHOWN = 400  # lines that are kept, unless all are
+LONGEST_LINE = 260
 
 
 class SimulatedWorld:
@@ -209,3 +209,35 @@ def simulate(seed: int, *, focus: Phase | None = None, whole_transcript: bool = 
     world = SimulatedWorld(seed, focus=focus, whole_transcript=whole_transcript)
     world.run()
     return world
+
+
+class Transcript:
+    """The last lines of a job, or all of them."""
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._lines: deque[tuple[float, str | Callable[[], str]]] = deque(maxlen=None if whole else SHOWN)
+
+    def say(self, at_s: float, line: str) -> None:
+        """Add a line."""
+        self._lines.append((at_s, line))
+
+    def handled(
+        self, at_s: float, event: Event, actions: Iterable[Action], *, generation: int, before: Phase, after: Phase
+    ) -> None:
+        """Add an event of the controller, and what followed from it."""
+
+        def line() -> str:
+            sent = [f"{type(each.body).__name__}->{each.receiver}" for each in actions if isinstance(each, Send)]
+            phase = f"{before}" if before is after else f"{before} -> {after}"
+            return f"g{generation} [{phase}] {_short(event)}  => {', '.join(sent) or '-'}"
+
+        self._lines.append((at_s, line))
+
+    def lines(self) -> list[str]:
+        """Return it in the order of time."""
+        return [f"{at_s:10.4f}  {line if isinstance(line, str) else line()}" for at_s, line in self._lines]
+
+
+def _short(event: Event) -> str:
+    text = str(event)
+    return text if len(text) < LONGEST_LINE else f"{text[:LONGEST_LINE]}..."

@@ -10,7 +10,7 @@ from midstep.controller.handlers.transitions import is_known
 from midstep.controller.recovery.events import Action, Event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
-from midstep.testing.simulation.contradictions import contradictions
+from midstep.testing.invariants import contradictions
 
 from .snapshot import copied, digest, fingerprint
 

@@ -11,14 +11,12 @@ from midstep.controller.recovery.world import NodeState, RankState
 from midstep.processor.session import SessionStage
 from midstep.protocol.messages import Rejoin, Resume, StartProcess
 from midstep.protocol.types import FaultLevel, LocalStateCopy, RepairPart, RestoreSource, Rung
+from midstep.testing.invariants import KEEPING
 
 from .cluster import Cluster
 from .inputs import Wait
 from .process import Process
 from .training import TRAINING
-
-# Rungs that keep the processes that are well.
-KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 
 def broken_by_state(cluster: Cluster) -> Iterator[str]:

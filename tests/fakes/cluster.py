@@ -32,7 +32,7 @@ from midstep.protocol.types import (
     StepReport,
     StoreEndpoint,
 )
-from midstep.testing.simulation.contradictions import contradictions
+from midstep.testing.invariants import contradictions
 
 SHARD = "replicated"
 HOLDS = (ShardHold(SHARD, 1000),)

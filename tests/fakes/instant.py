@@ -14,8 +14,7 @@ from midstep.processor.session import Order
 from midstep.protocol import messages as m
 from midstep.protocol.errors import Interrupted, MidstepError
 from midstep.protocol.types import Activity, CheckpointTrace, RankProgress, StepReport
-from midstep.testing.simulation.fake_agent import FakeAgent, HostedRank
-from midstep.testing.simulation.fake_process import FakeProcess, drive
+from midstep.testing.played_agent import FakeAgent, FakeProcess, HostedRank, drive
 
 from .cluster import HOLDS, STEP_S
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.invariants import InvariantBroken
 from midstep.testing.simulation.world import simulate
 
 from ..exploration.bounds import SMALL, Bound

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from midstep.controller.recovery.state import Phase
-from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.invariants import InvariantBroken
 from midstep.testing.simulation.world import SimulatedWorld
 
 CHUNK = 20  # seeds that a worker does in one go

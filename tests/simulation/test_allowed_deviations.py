@@ -12,8 +12,8 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import default_policy
 from midstep.protocol.messages import Envelope, NodeLost, RankQuiesced
 from midstep.protocol.types import Rung
+from midstep.testing.invariants import InvariantBroken
 from midstep.testing.simulation import faults
-from midstep.testing.simulation.invariants import InvariantBroken
 from midstep.testing.simulation.node import SimulatedAgent
 from midstep.testing.simulation.process_faults import cut_link
 from midstep.testing.simulation.setting import draw_setting

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from midstep.controller.recovery.state import Phase
-from midstep.testing.simulation.cluster_faults import isolate_controller
-from midstep.testing.simulation.invariants import InvariantBroken
+from midstep.testing.invariants import InvariantBroken
+from midstep.testing.simulation.faults import isolate_controller
 from midstep.testing.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.testing.simulation.invariants import Invariant, InvariantBroken
+from midstep.testing.invariants import Invariant, InvariantBroken
 from midstep.testing.simulation.world import SimulatedWorld, simulate
 
 

@@ -1,6 +1,6 @@
 """What a played process holds while state is brought back to it."""
 
-from midstep.testing.simulation.storage import Memory
+from midstep.testing.simulation.process import Memory
 
 
 def test_a_shard_on_its_way_counts_as_neither_held_nor_lost() -> None:

@@ -9,7 +9,7 @@ from midstep.controller.recovery.events import StopRequested
 from midstep.controller.recovery.state import JobState, Phase, Result
 from midstep.controller.recovery.world import AheadOrder, RankEvent
 from midstep.protocol.types import FaultKind, FaultReport, Rung
-from midstep.testing.simulation.contradictions import contradictions
+from midstep.testing.invariants import contradictions
 
 from ..fakes.cluster import FakeCluster
 

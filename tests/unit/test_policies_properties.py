@@ -8,11 +8,11 @@ from midstep.policies.budgets import Facts, FailedRung, NodeFailure, Spent
 from midstep.policies.ladder import Ladder
 from midstep.policies.schema import Budget, NodePolicy, Policy, RolePolicy, RungPolicy
 from midstep.protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung
+from midstep.testing.invariants import KEEPING
 
 RANKS = range(6)
 NODES = {rank: f"n{rank // 2}" for rank in RANKS}
 ORDER = tuple(Rung)
-KEEPING = {Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER}
 
 budgets = st.builds(
     Budget,
