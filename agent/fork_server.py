@@ -66,8 +66,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such mode
-        sys.path.pop(0)  # `-m` has put the working directory there; a user's own `random.py` must not be ours
     end = socket.socket(fileno=channel.CHANNEL_FD)
     end.set_inheritable(False)
     held_back = HeldBackBackends()

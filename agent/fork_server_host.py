@@ -13,12 +13,12 @@ import enum
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 
 from ..platforms.processes import ChildReaper, WatchedProcess
 from ..protocol.errors import AgentError
+from ..protocol.own_programs import own_program
 from ..protocol.time_limit import within
 from . import channel
 from .linux import is_stopped
@@ -288,18 +288,18 @@ async def receive(end: socket.socket) -> channel.MessageWithFds | None:
 
 
 def spawn(module: str, environment: Mapping[str, str]) -> tuple[int, socket.socket]:
-    """Start `python -m midstep.agent.<module> AGENT_PID` with one end of a channel.
+    """Start `midstep.agent.<module> AGENT_PID` as a program, with one end of a channel.
 
     Returns its pid and the other end. Raises AgentError.
     """
     end, theirs = channel.pair()
-    command = [sys.executable, "-m", f"{__package__}.{module}", str(os.getpid())]
+    command = [*own_program(f"{__package__}.{module}"), str(os.getpid())]
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, theirs.fileno(), channel.CHANNEL_FD),
     ]
     try:
-        pid = os.posix_spawn(sys.executable, command, environment, file_actions=files)
+        pid = os.posix_spawn(command[0], command, environment, file_actions=files)
     except OSError as error:
         end.close()
         raise AgentError(f"{' '.join(command)} cannot be started: {error}") from error

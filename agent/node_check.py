@@ -150,8 +150,6 @@ def _exchange(order: channel.CheckOrder) -> float:
 
 def main() -> NoReturn:
     """Carry out the order that comes over the channel, and answer there."""
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such mode
-        sys.path.pop(0)
     die_with_parent(int(sys.argv[1]))
     name_process("midstep-check")
     end = socket.socket(fileno=channel.CHANNEL_FD)

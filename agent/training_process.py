@@ -77,8 +77,6 @@ _prefix: str | None = None  # of the keys of this process; None: torch's own han
 def main() -> None:
     """Start as a cold idle process."""
     agent = int(sys.argv[1])
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such mode
-        sys.path.pop(0)
     end = socket.socket(fileno=channel.CHANNEL_FD)
     end.set_inheritable(False)
     wait_for_assignment(end, agent)

@@ -14,10 +14,11 @@ from ..controller.endpoints.control_requests import Refused, Reply
 from ..controller.endpoints.story import StoryOrder, excerpt, story_of
 from ..controller.story import StoryEntry
 from ..protocol.errors import MidstepError
+from ..protocol.own_programs import own_program
 from .display.plain import log_to_stderr
 from .views.story_text import story_lines
 
-STORY_PROGRAM = (sys.executable, "-m", "midstep.cli.story")
+STORY_PROGRAM = own_program("midstep.cli.story")
 NICENESS = 10
 CPU_S = 60  # also when nobody is left who would end it
 

@@ -10,6 +10,7 @@ import msgspec
 
 from ..launch.watching import EVERY_S, JobView, watch
 from ..protocol.errors import MidstepError
+from ..protocol.secret_files import without_token
 from .control import operator_options
 from .display.plain import echo
 from .numbers import seconds
@@ -79,7 +80,7 @@ def command(
 
 def _run(words: list[str], view: JobView, line: bytes) -> None:
     known = {"JOB": view.job, "LEADER": view.leader, "TERM": str(view.term), "PHASE": view.phase}
-    environment = os.environ | {f"MIDSTEP_{name}": value for name, value in known.items()}
+    environment = without_token(os.environ) | {f"MIDSTEP_{name}": value for name, value in known.items()}
     try:
         done = subprocess.run(words, input=line + b"\n", env=environment, timeout=HOOK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from ..protocol.incidents import JobStatus
+from ..protocol.secret_files import without_token
 from ..protocol.time_limit import within
 
 LOOK_S = 1.0
@@ -85,7 +86,7 @@ class RelaunchHook:
     async def _call(self, relaunch: NodeRelaunch, status: JobStatus) -> None:
         line = msgspec.json.encode({"job": self._job, "generation": status.generation, **msgspec.to_builtins(relaunch)})
         known = {"JOB": self._job, "NODE": relaunch.node, "REPLACED_BY": ",".join(relaunch.replaced_by)}
-        environment = os.environ | {f"MIDSTEP_{name}": value for name, value in known.items()}
+        environment = without_token(os.environ) | {f"MIDSTEP_{name}": value for name, value in known.items()}
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._words, stdin=asyncio.subprocess.PIPE, env=environment, start_new_session=True

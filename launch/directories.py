@@ -214,7 +214,7 @@ def claim_run_directory(name: str) -> RunDirectory:
     _say_what_is_left(base)
     directory = claim(base, name)
     try:
-        (directory.path / PID_FILE).write_text(str(os.getpid()))  # for people; it is the lock that counts
+        replace_file(directory.path / PID_FILE, str(os.getpid()).encode())  # for people; it is the lock that counts
     except OSError as error:
         directory.remove()
         raise ConfigurationError(f"{directory.path} cannot be written: {error.strerror}. Make room there.") from error

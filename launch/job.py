@@ -302,6 +302,11 @@ def make_job_directory(directory: Path, policy: Policy) -> None:
     if is_job(directory):
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
     require_local(directory)
+    for link in (directory / "logs", directory / "checkpoints"):
+        if link.is_symlink() and link.lstat().st_uid != os.getuid():
+            raise ConfigurationError(
+                f"{link} is a link that another user has made: remove it, or choose another --job-dir."
+            )
     try:
         make_private_directory(directory / "logs")
         replace_file(directory / POLICY_NAME, render(policy).encode())

@@ -74,9 +74,9 @@ class EndpointClaim:
 class JoiningMachine(msgspec.Struct, frozen=True):
     """What this machine brings to a job. `job`: what it runs the controller of; None: another machine does.
 
-    `endpoint`: where this machine reaches the controller. `token`: its text. `program`: the file with its own command.
-    `claim`: keeps other processes of this machine from being the controller's, too. `signals_all`: a signal to end
-    this machine's part of the job is one to all machines.
+    `endpoint`: where this machine reaches the controller. `token`: what its agent joins with, as text. `program`: the
+    file with its own command. `claim`: keeps other processes of this machine from being the controller's, too.
+    `signals_all`: a signal to end this machine's part of the job is one to all machines.
     """
 
     name: str
@@ -121,7 +121,7 @@ def prepare(where: RendezvousPoint, token: Token, start: Start, wishes: Wishes) 
     return JoiningMachine(
         name=name,
         endpoint=endpoint(where.host, where.port),
-        token=token_text(token),
+        token=token_text(token.for_joining(name) if isinstance(token, FullToken) else token),
         held=held,
         directory=directory,
         wishes=msgspec.structs.replace(wishes, host=where.local_addr),

@@ -14,7 +14,6 @@ import logging
 import os
 import random
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from ..platforms.processes import open_log
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import MidstepError, PlatformError
 from ..protocol.keys import JobKeys
+from ..protocol.own_programs import own_program
 from ..protocol.time_limit import within
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .job import PreparedJob
@@ -313,7 +313,7 @@ class _FaultWatch:
         """Start a detector, see it to its end, and return how it ended."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "midstep.cli.main", "detect", "--signs", *self._options()),
+                *(*own_program("midstep.cli.main"), "detect", "--signs", *self._options()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

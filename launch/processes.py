@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..agent.linux import hear_and_die_with, is_stopped
 from ..controller.keepalive import SERVING, STANDING_BY
 from ..platforms.processes import kill_tree, open_log
 from ..protocol.agent_end import AgentEnd, read_agent_end
+from ..protocol.own_programs import own_program
 from ..protocol.time_limit import within
 from ..protocol.token import TOKEN_VARIABLE
 
@@ -28,7 +28,7 @@ START_S = 60.0  # to the first sign of life: Python comes up, on a busy machine
 KILLED_S = 5.0
 UNKILLABLE_S = 30.0  # a disk that does not answer keeps a killed process in the kernel
 _READ_BYTES = 65_536
-AGENT = (sys.executable, "-m", "midstep.cli.agent")
+AGENT = own_program("midstep.cli.agent")
 TICK_S = 1.0  # ask at least this often
 _GAP_S = 2 * TICK_S  # after a longer time than this the process stood still
 # A terminal that is closed sends SIGHUP, and its shell may send another: neither means that a user is impatient.

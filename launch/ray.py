@@ -10,7 +10,6 @@ import contextlib
 import logging
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +32,7 @@ from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED
 from ..protocol.keys import JobKeys
 from ..protocol.messages import EndJob
+from ..protocol.own_programs import own_program
 from ..protocol.private_files import replace_file
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec
 from .directories import JobFile, checked_name, claim_run_directory, write_job_file
@@ -384,7 +384,7 @@ class ControllerActor:
         """Keep a controller running until the job is over."""
         backoff = RestartBackoff(Backoff())
         address = library().util.get_node_ip_address()
-        command = [sys.executable, "-m", "midstep.cli.main", "controller", "--job-dir", str(self._directory)]
+        command = [*own_program("midstep.cli.main"), "controller", "--job-dir", str(self._directory)]
         command += ["--run-dir", str(run_directory), "--keys", str(keys), "--listen", f"tcp://{address}:0"]
         command += ["--standby"]  # the one before may be cut off from all but the disk
         while True:

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,7 @@ from ..controller.role_group import (
     reopen,
 )
 from ..protocol.errors import JournalError, MidstepError
+from ..protocol.own_programs import own_program
 from ..protocol.time_limit import within
 from .directories import GroupRecord, is_job, role_directory, write_group
 from .launcher import cancelled
@@ -47,7 +47,7 @@ WRITE_AGAIN_S = 1.0
 WRITE_FOR_S = 600.0  # as a controller tries for a journal that cannot be written
 STOP_MARGIN_S = 60.0
 _log = logging.getLogger(__name__)
-ROLE_LAUNCHER = (sys.executable, "-m", "midstep.cli.role_launcher")
+ROLE_LAUNCHER = own_program("midstep.cli.role_launcher")
 KILLED_S = 10.0
 
 

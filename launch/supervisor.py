@@ -15,7 +15,6 @@ import enum
 import logging
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,11 +33,12 @@ from ..policies.schema import ControllerPolicy, WhenLost
 from ..protocol.enums import StrEnum
 from ..protocol.errors import MidstepError, PlatformError
 from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED
+from ..protocol.own_programs import own_program
 from ..protocol.time_limit import within
 from .job import PreparedJob
 from .processes import TICK_S, Backoff, ControllerProcess, Ending, RestartBackoff, RunningTime
 
-CONTROLLER = (sys.executable, "-m", "midstep.cli.main", "controller")
+CONTROLLER = (*own_program("midstep.cli.main"), "controller")
 START_TRIES = 5  # of a job's first controller, before anything trains
 REMIND_S = 60.0
 DESERTED_S = 60.0  # without a controller and without any training process

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,6 +22,7 @@ from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeLost, NodeRefused, PlatformJoined
+from ..protocol.own_programs import own_program
 from ..protocol.removal import remove_tree
 from ..protocol.types import PLATFORM, node_address
 from .peer import PlatformPeer
@@ -219,7 +219,7 @@ class LocalPlatform:
 
     def _spawn(self, name: str, pipe: int) -> int:
         options = self._options
-        command = [sys.executable, "-m", "midstep.cli.agent"]
+        command = list(own_program("midstep.cli.agent"))
         arguments = {
             "--job": options.job,
             "--controller": self._peer.endpoint,

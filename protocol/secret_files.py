@@ -55,6 +55,11 @@ def read_token(file: Path | None, environment: Mapping[str, str]) -> Token | Non
     return parse_token(data.decode("ascii", "replace"), str(file))
 
 
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for programs of the user's, which have no use for the job's token."""
+    return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}
+
+
 def _is_mounted_secret(path: Path) -> bool:
     """Return whether a path is in a volume of Kubernetes, or is one, in which none but root can change anything."""
     folder = path if stat.S_ISDIR(path.stat().st_mode) else path.parent

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 from ...protocol.discovery import ENDPOINT_NAME
 from ...protocol.key_pairs import KeyPair
 from ...protocol.keys import ClientKeys, JobKeys
+from ...protocol.own_programs import own_program
 from ...protocol.private_files import replace_file
 from ...protocol.run_directories import RunDirectory, claim, clear_abandoned
 from ...protocol.types import node_address
@@ -126,7 +126,7 @@ class AgentActor:
             "--session": str(max(session, time.time_ns())),
         }
         theirs, self._life = os.pipe()
-        command = [sys.executable, "-m", "midstep.cli.agent", "--outlived", "--life-fd", str(theirs)]
+        command = [*own_program("midstep.cli.agent"), "--outlived", "--life-fd", str(theirs)]
         for option, value in arguments.items():
             command += [option, value]
         log = Path(order.log_directory) / f"agent-{order.node}.log"

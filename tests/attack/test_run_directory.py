@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from midstep.launch.job import PreparedJob, Start, create_job
+from midstep.launch.job import PreparedJob, Start, create_job, make_job_directory
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import ConfigurationError
 
 from .attack import attack
@@ -343,3 +344,29 @@ def test_a_directory_that_ends_with_the_login_is_passed_over(tmp_path: Path) -> 
     assert outlives_the_login(tmp_path, tmp_path)
     (tmp_path / pwd.getpwuid(os.getuid()).pw_name).touch()
     assert outlives_the_login(its_own, tmp_path)
+
+
+def test_the_file_with_the_launcher_s_process_id_is_the_owner_s_alone(place: Path, start: Starter) -> None:
+    """It is what `kill` is given, so nobody else reads or writes it."""
+    assert (start("gpt").run_directory / "launcher.pid").stat().st_mode & 0o777 == 0o600
+
+
+@attack(
+    "makes a link `logs` or `checkpoints` in the directory that a job is to have, to a place of its user's",
+    holds="the job is refused, and nothing is written there",
+    reads="... is a link that another user has made: remove it, or choose another --job-dir.",
+)
+@pytest.mark.parametrize("name", ["logs", "checkpoints"])
+def test_a_link_of_another_user_s_in_the_job_directory_is_not_followed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A link of the job's own user, to a larger disk, is taken."""
+    job = tmp_path / "jobs" / "job"
+    job.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (job / name).symlink_to(victim)
+    make_job_directory(job, default_policy())
+    monkeypatch.setattr(os, "getuid", lambda: FOREIGN_UID)
+    with pytest.raises(ConfigurationError, match="a link that another user has made"):
+        make_job_directory(job, default_policy())

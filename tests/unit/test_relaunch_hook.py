@@ -74,10 +74,15 @@ async def called(command: str, until: Path) -> None:
         await asyncio.wait([running])
 
 
-def test_the_program_has_the_nodes_in_its_environment_and_the_whole_on_its_stdin(tmp_path: Path) -> None:
+def test_the_program_has_the_nodes_in_its_environment_and_the_whole_on_its_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token of the job, which the controller has, is not in its environment."""
+    monkeypatch.setenv("MIDSTEP_TOKEN", "secret")
     script = tmp_path / "hook.py"
     script.write_text(
         "import os, pathlib, sys\n"
+        "assert 'MIDSTEP_TOKEN' not in os.environ\n"
         "place = pathlib.Path(sys.argv[1])\n"
         "text = '\\n'.join([os.environ['MIDSTEP_NODE'], os.environ['MIDSTEP_REPLACED_BY'], sys.stdin.read()])\n"
         "place.with_suffix('.new').write_text(text)\n"

@@ -112,10 +112,16 @@ def test_what_a_callback_raises_ends_the_watch(play: Callable[..., Job]) -> None
         midstep.watch(refuse, every_s=0.0)
 
 
-HOOK = "import os, sys; print(os.environ['MIDSTEP_LEADER'], sys.stdin.read(), file=open(sys.argv[1], 'a'), end='')"
+HOOK = (
+    "import os, sys; assert 'MIDSTEP_TOKEN' not in os.environ; "
+    "print(os.environ['MIDSTEP_LEADER'], sys.stdin.read(), file=open(sys.argv[1], 'a'), end='')"
+)
 
 
-def test_a_command_is_run_on_each_change_with_what_is_known(play: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_command_is_run_on_each_change_with_what_is_known_and_without_the_token(
+    play: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTEP_TOKEN", "secret")
     play((led_by("m0", 1), ""), (led_by("m1", 2), ""), (ended(QUIET), ""))
     (tmp_path / "hook.py").write_text(HOOK)
     log = tmp_path / "log"

@@ -1,0 +1,20 @@
+"""Starts midstep's own programs without the code that lies in the current directory.
+
+`python -m` puts the current directory at the front of the import path, where a `yaml.py` of the user would run with the
+job's keys. Only the user's own script imports from its folder.
+"""
+
+import sys
+
+# Python 3.10 has no `-P`.
+_BEFORE_3_11 = (
+    "import sys; del sys.path[0]; name = sys.argv.pop(1); "
+    "import runpy; runpy.run_module(name, run_name='__main__', alter_sys=True)"
+)
+
+
+def own_program(module: str) -> tuple[str, ...]:
+    """Return the command that runs a module of midstep, by its whole name; arguments follow it."""
+    if sys.version_info >= (3, 11):
+        return (sys.executable, "-P", "-m", module)
+    return (sys.executable, "-c", _BEFORE_3_11, module)
