@@ -39,6 +39,7 @@ class LocalState:
 
     def __init__(self, framework: "Framework", device: "Device") -> None:
         self._framework = framework
+        self._trailing = framework if isinstance(framework, Trailing) else None
         self._device = device
         self._last = _Parts(b"", b"")
 
@@ -53,7 +54,7 @@ class LocalState:
 
     def with_trailing(self) -> bytes | None:
         """Return what `whole` gave last with the values that the script has changed since; None: there are none."""
-        trailing = self._framework.capture_trailing() if isinstance(self._framework, Trailing) else None
+        trailing = None if self._trailing is None else self._trailing.capture_trailing()
         return None if trailing is None else _ENCODER.encode(msgspec.structs.replace(self._last, trailing=trailing))
 
     def restore(self, blob: bytes, step: int) -> None:
@@ -76,8 +77,8 @@ class LocalState:
             self._restore_device(parts.device)
 
     def _restore_trailing(self, trailing: bytes) -> None:
-        if trailing and isinstance(self._framework, Trailing):
-            self._framework.restore_trailing(trailing)
+        if trailing and self._trailing is not None:
+            self._trailing.restore_trailing(trailing)
 
     def _restore_device(self, numbers: bytes) -> None:
         if bool(numbers) == bool(self._device.capture_random()):
