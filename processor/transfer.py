@@ -31,6 +31,7 @@ from .range_transfer import (
     PeerLinks,
     ShardMemory,
     TransferEnd,
+    move_over_devices,
     move_over_hosts,
 )
 
@@ -120,8 +121,6 @@ def move(
     if device_links is None:
         move_over_hosts(ends, links, in_flight)
     else:
-        from .range_transfer import move_over_devices
-
         move_over_devices(ends, device_links, letters)
     moved = sum(t.length_bytes for t in transfers if t.destination == rank)
     received = Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved)
