@@ -49,6 +49,7 @@ peers: $(INSTALLED)  ## midstep beside torchrun, NVRx, torchft and DLRover: hour
 	$(BIN)/python -m benchmarks.peers --json out/peers.json --picture out/peers.svg $(PEERS)
 
 docs: $(INSTALLED)  ## refresh the generated parts of the docs, and write the API reference to out/api
+	$(BIN)/python tests/unit/test_decisions.py
 	$(BIN)/python tests/unit/test_docs.py
 	$(BIN)/python tests/unit/test_reference.py
 

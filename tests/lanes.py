@@ -8,7 +8,7 @@ again. If nothing but some of its test files differ, only these run.
     python -m tests.lanes ray soak     these, whole
     python -m tests.lanes --all        everything, the lanes that only a release needs among them
 
-Standard library only (docs/decisions/0160-ci-in-lanes.md).
+Standard library only (docs/decisions/0170-ci-in-lanes.md).
 """
 
 import argparse
