@@ -1,6 +1,7 @@
 """The house stays in order: package list, links and folders in step, pure modules pure, files small."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -16,12 +17,12 @@ else:
 ROOT = Path(__file__).parents[2]
 NO_PACKAGE = {"tests", "typings", "docs", "benchmarks", "build", "dist"}
 MAX_FILE_LINES = 500
-MAX_FUNCTION_LINES = 70
+MAX_FUNCTION_LINES = 60
 FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "threading", "zmq", "os", "socket", "sqlite3", "torch", "subprocess"}
 # The modules of the controller that carry bytes, files and time, beside controller/election/, controller/etcd/,
 # controller/journal/, controller/volume/ and controller/endpoints/. All others decide.
 IMPURE = {
-    "clock.py", "driver.py", "enroller.py", "keepalive.py", "opening.py", "relaunch_hook.py",
+    "clock.py", "driver.py", "enroller.py", "keepalive.py", "live_status.py", "opening.py", "relaunch_hook.py",
     "service.py", "switchover.py", "wire.py",
 }  # fmt: skip
 FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
@@ -165,7 +166,7 @@ def test_files_and_functions_stay_small() -> None:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 lines = node.end_lineno - node.lineno + 1
-                if lines > MAX_FUNCTION_LINES:
+                if lines > LONG_FUNCTIONS.get(f"{name}: {node.name}", MAX_FUNCTION_LINES):
                     long.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
     assert long == []
 
@@ -178,3 +179,95 @@ def test_every_module_says_why_it_exists() -> None:
         if tree.body and not ast.get_docstring(tree):
             silent.append(str(path.relative_to(ROOT)))
     assert silent == []
+
+
+# --- what still has to fall ------------------------------------------------------------------------------------------
+
+MAX_IMPORT_SHARE = 6.0  # percent of a folder's lines
+IMPORT_SHARES = {
+    "agent": 8.1, "cli": 10.3, "communicators": 6.7, "controller": 7.6, "detectors": 6.4, "forecast": 9.7,
+    "launch": 9.2, "processor": 7.2, "testing": 7.2,
+}  # fmt: skip
+LONG_FUNCTIONS = {
+    "adapters/megatron/resilient.py: resilient": 65,
+    "cli/agent.py: command": 61,
+    "cli/detect.py: command": 69,
+    "cli/inject.py: command": 69,
+    "cli/run.py: command": 66,
+    "examples/megatron/gpt.py: build": 66,
+}
+SMALL_FILE_LINES = 80
+# Files that one other file imports, and that are short all the same: each with its reason.
+COMMAND = "a command of its own, as `midstep --help` lists it"
+OPTIONAL = "imports what only some installations have"
+SMALL_FILES = {
+    "cli/views/outlook_picture.py": OPTIONAL,
+    "devices/npu_symbols.py": "a list, which others than the doctor read in the docs",
+    "forecast/machines.py": "a machine that answers at once, beside the fleet that asks it",
+}
+WITH_ONE_IMPORTER = 24  # short files that are not listed: they belong into the file that imports them
+NOUN_CLAUSES = re.compile(r"(What|Who|That|Of)\b")
+BEGIN_WITH_NOUN_CLAUSES = 200  # docstrings: an English sentence has a subject and a verb
+
+
+def product() -> list[Path]:
+    """Every module that runs in a job: no example, and nothing that tests are made of."""
+    return [path for path in modules() if path.relative_to(ROOT).parts[0] not in {"examples", "testing"}]
+
+
+def test_imports_are_a_small_part_of_each_folder() -> None:
+    """Many imports say that one idea is in many files."""
+    lines: dict[str, int] = {}
+    imports: dict[str, int] = {}
+    for path in modules():
+        folder = path.relative_to(ROOT).parts[0]
+        lines[folder] = lines.get(folder, 0) + path.read_text().count("\n")
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import | ast.ImportFrom) and node.end_lineno is not None:
+                imports[folder] = imports.get(folder, 0) + node.end_lineno - node.lineno + 1
+    shares = {
+        folder: 100 * imports.get(folder, 0) / lines[folder] for folder in lines if lines[folder] > SMALL_FILE_LINES
+    }
+    too_many = {
+        folder: round(share, 1)
+        for folder, share in shares.items()
+        if share > IMPORT_SHARES.get(folder, MAX_IMPORT_SHARE) and folder != "examples"
+    }
+    assert too_many == {}
+
+
+def imports_of(path: Path) -> set[Path]:
+    """The modules of the package that a module imports."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            named = {place.with_suffix(".py"), *(place / f"{alias.name}.py" for alias in node.names)}
+            found |= {each for each in named if each.is_file()}
+    return found
+
+
+def test_what_only_one_file_imports_is_part_of_that_file() -> None:
+    """Unless it has 80 lines, or a reason."""
+    importers: dict[Path, set[Path]] = {}
+    for path in product():
+        for each in imports_of(path):
+            importers.setdefault(each, set()).add(path)
+    small = {
+        str(path.relative_to(ROOT))
+        for path, others in importers.items()
+        if len(others) == 1 and path.read_text().count("\n") < SMALL_FILE_LINES
+    }
+    assert len(small - SMALL_FILES.keys()) <= WITH_ONE_IMPORTER, sorted(small - SMALL_FILES.keys())
+
+
+def test_a_docstring_is_a_sentence() -> None:
+    """It does not begin as a noun clause: "What waits for no answer ..."."""
+    found = []
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if NOUN_CLAUSES.match(text):
+                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert len(found) <= BEGIN_WITH_NOUN_CLAUSES, "\n".join(found)
