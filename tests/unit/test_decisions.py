@@ -22,7 +22,7 @@ Half a page each: what the question was, what was decided, what follows, and wha
 """
 _BEGINNING = re.compile(
     r"# (?P<number>\d{4}) (?P<title>.+)\n\n"
-    r"\*(?P<status>Accepted|(?:Accepted, amended|Superseded) by \[\d{4}\]\(\S+\))\. Area: (?P<area>[a-z]+)\.\*\n"
+    r"\*(?P<status>Accepted|(?:Accepted, amended|Superseded)\sby\s\[\d{4}\]\(\S+\))\.\sArea:\s(?P<area>[a-z]+)\.\*\n"
 )
 
 
@@ -30,7 +30,7 @@ def beginning(page: Path) -> dict[str, str]:
     """Return number, title, status and area of a decision."""
     found = _BEGINNING.match(page.read_text())
     assert found, f"{page.name} begins with '# 0123 Title', an empty line, and '*Accepted. Area: machine.*'"
-    return found.groupdict()
+    return {name: " ".join(said.split()) for name, said in found.groupdict().items()}
 
 
 def index() -> str:

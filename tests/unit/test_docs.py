@@ -38,6 +38,10 @@ ACJOB_HEAD = 11  # lines of the policy that the quick start shows
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
 
+MAX_LINE = 120
+_INDENTED_FENCE = re.compile(r"^ +```.*?^ +```$", re.MULTILINE | re.DOTALL)
+_GENERATED = re.compile(r"^<!-- (.*): begin -->$.*?^<!-- \1: end -->$", re.MULTILINE | re.DOTALL)
+_WHOLE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")  # inline code and links
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _YAML = re.compile(r"^```ya?ml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\((?![a-z]+:)([^)\s]+)\)")
@@ -202,6 +206,17 @@ def test_every_link_leads_somewhere(page: Path, target: str) -> None:
 
 def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_lines_of_a_page_fit_a_diff(page: Path) -> None:
+    """A changed word changes one short line. Tables, code and what cannot be broken are as long as they are."""
+    text = _INDENTED_FENCE.sub("", _GENERATED.sub("", page.read_text()))
+    lines = _without_code(text).splitlines()
+    long = [line for line in lines if len(line) > MAX_LINE and not line.startswith("|")]
+    breakable = [line for line in long if " " in _WHOLE.sub("whole", line.lstrip(" -*0123456789.")).strip()]
+
+    assert breakable == []
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
