@@ -23,8 +23,8 @@ from ..platforms.processes import open_log
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
 from ..protocol.messages import BuildAhead, Message, ProcessesPrepared, StartProcess
-from ..protocol.prepared import PreparedProcesses, builds_ahead
 from ..protocol.rank_logs import built_log, last_words
+from ..protocol.reports import PreparedProcesses, builds_ahead
 from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
 from . import channel
 from .channel import rank_environment, rank_program

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from ..platforms.processes import ChildReaper, WatchedProcess
+from ..protocol.compat import within
 from ..protocol.errors import AgentError
 from ..protocol.own_programs import own_program
-from ..protocol.time_limit import within
 from . import channel
 from .linux import is_stopped
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from ..protocol.bounds import MOST_WITH_WORDS
-from ..protocol.last_words import end_of, room_of_each
-from ..protocol.rank_logs import LAST_LINES, last_words
+from ..protocol.rank_logs import LAST_LINES, end_of, last_words, room_of_each
 from ..protocol.reports import NodeWords, RankWords
 from ..protocol.types import RunningProcess
 

@@ -24,13 +24,12 @@ import psutil
 import zmq
 
 from ..platforms.processes import ChildReaper
-from ..protocol.absence import Absence
-from ..protocol.agent_end import AgentEnd, write_agent_end
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
+from ..protocol.environment import visible_devices
 from ..protocol.errors import ConfigurationError
-from ..protocol.exits import RESTART_HERE
+from ..protocol.exits import RESTART_HERE, AgentEnd, heard, write_agent_end
 from ..protocol.keys import JobKeys
-from ..protocol.link import ControllerLink
+from ..protocol.link import Absence, ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import (
     ArmFault,
@@ -50,10 +49,8 @@ from ..protocol.messages import (
 )
 from ..protocol.private_files import replace_file
 from ..protocol.run_directories import Fate, remove_abandoned
-from ..protocol.shared_signals import heard
 from ..protocol.transport import DealerSocket
 from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
-from ..protocol.visible_devices import visible_devices
 from .heartbeat import Heartbeat
 from .last_words import LastWords
 from .linux import adopt_orphans

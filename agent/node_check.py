@@ -19,9 +19,9 @@ from ..communicators import communicator_named
 from ..communicators.libraries import HAS_TORCH
 from ..devices import device_named
 from ..platforms.processes import ChildReaper
+from ..protocol.compat import within
 from ..protocol.errors import AgentError, MidstepError
 from ..protocol.messages import CheckNode, NodeChecked
-from ..protocol.time_limit import within
 from ..protocol.types import JobSettings
 from . import channel
 from .fork_server_host import receive, spawn

@@ -21,7 +21,9 @@ import msgspec
 from ..platforms.processes import WatchedProcess, open_log
 from ..protocol.blackbox import BlackBox
 from ..protocol.bounds import fits
+from ..protocol.compat import within
 from ..protocol.errors import AgentError
+from ..protocol.exits import is_left_to_launcher
 from ..protocol.messages import (
     BuildAhead,
     FaultReported,
@@ -33,8 +35,6 @@ from ..protocol.messages import (
     StopProcess,
 )
 from ..protocol.rank_logs import last_words, output_log
-from ..protocol.shared_signals import is_left_to_launcher
-from ..protocol.time_limit import within
 from ..protocol.types import (
     Activity,
     ArmedFault,

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from ..protocol.codec import decode
+from ..protocol.codec import decode, pack, unpack
 from ..protocol.errors import WireError
-from ..protocol.frames import pack, unpack
 from ..protocol.messages import Envelope
 from ..protocol.transport import Received, RouterSocket
 from ..protocol.types import CONTROLLER

@@ -51,9 +51,9 @@ from ..protocol.environment import (
     SETTINGS,
     STORE_SECRET,
 )
+from ..protocol.exits import heard
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
-from ..protocol.shared_signals import heard
 from ..protocol.types import JobSettings
 from . import channel
 from .linux import await_adoption, die_with_parent, name_process

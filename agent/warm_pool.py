@@ -13,8 +13,8 @@ from typing import NamedTuple
 import psutil
 
 from ..platforms.processes import ChildReaper, WatchedProcess
+from ..protocol.compat import within
 from ..protocol.errors import AgentError
-from ..protocol.time_limit import within
 from . import channel
 from .fork_server_host import ForkServerHost, receive, spawn
 from .linux import is_stopped

@@ -31,8 +31,7 @@ from midstep.controller.journal.paths import journal_path
 from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.policies.schema import Policy, default_policy, job_settings
-from midstep.protocol.codec import encode
-from midstep.protocol.frames import envelopes_of, pack
+from midstep.protocol.codec import encode, envelopes_of, pack
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     Envelope,

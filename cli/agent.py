@@ -15,14 +15,11 @@ from ..agent.main import GRACE_S, AgentOptions, read_program, serve
 from ..launch.directories import base_directory, checked_name, claim_free_run_directory
 from ..launch.meeting import JOIN_S, Wishes, admitted
 from ..protocol import environment as names
-from ..protocol.agent_end import AgentEnd, write_agent_end
-from ..protocol.controller_addresses import endpoints
+from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
-from ..protocol.exits import NOT_ADMITTED
+from ..protocol.exits import NOT_ADMITTED, AgentEnd, leave_to_launcher, write_agent_end
 from ..protocol.private_files import make_private_directory
-from ..protocol.secret_files import read_token
-from ..protocol.shared_signals import leave_to_launcher
-from ..protocol.token import TOKEN_VARIABLE, job_of, joinable
+from ..protocol.token import TOKEN_VARIABLE, job_of, joinable, read_token
 from .display.plain import echo, log_to_stderr
 from .display.rank_output import RankOutput
 from .numbers import DESCRIPTOR, SESSION, seconds

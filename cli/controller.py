@@ -11,9 +11,8 @@ import click
 from ..controller.election.file_election import LEASE_S
 from ..launch.controller_place import Given, in_directories, in_store
 from ..protocol.errors import JournalDamaged, MidstepError
-from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED
-from ..protocol.secret_files import read_token
-from ..protocol.shared_signals import leave_to_launcher
+from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED, leave_to_launcher
+from ..protocol.token import read_token
 from .display.plain import echo, log_to_stderr
 from .numbers import DESCRIPTOR, seconds
 from .store import store_option

@@ -14,8 +14,8 @@ import msgspec
 
 from ..launch.reached_job import JobElsewhere
 from ..protocol.errors import ConfigurationError
+from ..protocol.identities import Role
 from ..protocol.keys import ClientKeys
-from ..protocol.operators import Role
 from ..protocol.types import FaultReport, detector_address
 from .standing_by import LEAVE_S, LEFT
 

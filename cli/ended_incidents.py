@@ -10,8 +10,8 @@ from ..controller.endpoints.control_requests import IncidentsReply, IncidentsReq
 from ..launch.reached_job import JobElsewhere
 from ..platforms.base import EndedIncident, EndedIncidents
 from ..protocol.errors import MidstepError
+from ..protocol.identities import Role
 from ..protocol.incidents import Incident, Outcome
-from ..protocol.operators import Role
 from ..protocol.token import FullToken
 from .views.causes import root_reports
 from .views.incident_text import outcome_line

@@ -16,10 +16,9 @@ from ..launch.directories import checked_name
 from ..launch.job import required
 from ..platforms.base import PlatformContext, PlatformFactory, platform_check, platform_factory
 from ..platforms.peer import PlatformPeer, keys_from
-from ..protocol.controller_addresses import endpoints
+from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
-from ..protocol.secret_files import read_token
-from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of
+from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of, read_token
 from .display.plain import log_to_stderr
 from .ended_incidents import ended_incidents
 from .standing_by import LEAVE_S, LEFT, until_one_listens

@@ -15,7 +15,7 @@ from ..launch.directories import GroupFounding, is_job, read_founding
 from ..launch.job import continued, create_job
 from ..launch.roles import STOP, LaunchedRole, start_of
 from ..protocol.errors import ConfigurationError, MidstepError
-from ..protocol.shared_signals import leave_to_launcher
+from ..protocol.exits import leave_to_launcher
 from .display.plain import echo, log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .run import PlatformName

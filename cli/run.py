@@ -25,10 +25,9 @@ from ..launch.meeting import (
 from ..launch.rank_environment import load_schedule, named_variables, variables_of_files
 from ..launch.roles import create_group, new_group
 from ..protocol import environment as env
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.errors import ConfigurationError, MidstepError
-from ..protocol.secret_files import read_token
-from ..protocol.token import TOKEN_VARIABLE, joinable
+from ..protocol.token import TOKEN_VARIABLE, joinable, read_token
 from .display.plain import echo, log_to_stderr
 from .display.tolerant_output import hold_standard_descriptors
 from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ..protocol.controller_addresses import split
-from ..protocol.time_limit import within
+from ..protocol.compat import within
+from ..protocol.discovery import split
 
 LEFT = 75  # the job has not ended: start it again
 LEAVE_S = 10.0  # how long the controller may be away before another one is taken to lead

@@ -9,9 +9,8 @@ import click
 
 from ..launch.directories import checked_name
 from ..protocol.errors import MidstepError
-from ..protocol.operators import Role
-from ..protocol.secret_files import read_token
-from ..protocol.token import FullToken, Token, expiry_text, full, job_of, new_token, token_text
+from ..protocol.identities import Role
+from ..protocol.token import FullToken, Token, expiry_text, full, job_of, new_token, read_token, token_text
 from .display.plain import echo
 from .numbers import duration_s
 

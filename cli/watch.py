@@ -10,7 +10,7 @@ import msgspec
 
 from ..launch.watching import EVERY_S, JobView, watch
 from ..protocol.errors import MidstepError
-from ..protocol.secret_files import without_token
+from ..protocol.token import without_token
 from .control import operator_options
 from .display.plain import echo
 from .numbers import seconds

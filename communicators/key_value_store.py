@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..protocol.time_limit import within
+from ..protocol.compat import within
 
 MAX_FRAME_BYTES = 1 << 27  # of a request or an answer: a value has at most half of it
 MAX_CONNECTIONS = 4096

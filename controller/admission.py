@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from ..policies.fault_codes import DETECTABLE
 from ..protocol.bounds import MOST_OF_NODES_WORDS
-from ..protocol.enrolment import JOINING_FAMILY, EnrolmentRequested
-from ..protocol.last_words import size_of
 from ..protocol.messages import (
+    JOINING_FAMILY,
     Ack,
     CheckpointSaved,
+    EnrolmentRequested,
     Envelope,
     FaultReported,
     Message,
@@ -42,6 +42,7 @@ from ..protocol.messages import (
     StepCommitted,
     StoreMoved,
 )
+from ..protocol.rank_logs import size_of
 from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
 from .routes import PlacementHistory, Routes
 

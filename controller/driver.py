@@ -16,19 +16,19 @@ from pathlib import Path
 import msgspec
 
 from ..policies.fault_codes import FaultCodes
+from ..protocol.compat import within
 from ..protocol.discovery import FOUND_S
-from ..protocol.enrolment import EnrolmentRequested
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
 from ..protocol.incidents import JobStatus
-from ..protocol.last_words import in_lines
 from ..protocol.messages import (
     NEVER_JOURNALED,
+    EnrolmentRequested,
     FaultReported,
     NodeHeartbeat,
     NodeLost,
     NodeWords,
 )
-from ..protocol.time_limit import within
+from ..protocol.rank_logs import in_lines
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .clock import said_at, stamped
 from .endpoints.control_requests import Refused, Reply

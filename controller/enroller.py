@@ -17,17 +17,22 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.enrolment import (
-    EnrolmentRefused,
-    EnrolmentRequested,
-    NodeEnrolled,
-    RefusedBecause,
-)
 from ..protocol.errors import ConfigurationError
 from ..protocol.exits import ANOTHER_NODE
 from ..protocol.keys import JobKeys
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import ArmFault, Command, CreateNode, DeleteNode, EndJob, KillNode
+from ..protocol.messages import (
+    ArmFault,
+    Command,
+    CreateNode,
+    DeleteNode,
+    EndJob,
+    EnrolmentRefused,
+    EnrolmentRequested,
+    KillNode,
+    NodeEnrolled,
+    RefusedBecause,
+)
 from ..protocol.transport import RouterSocket
 from ..protocol.types import PLATFORM, ArmedFault, FaultAction, node_address
 from .endpoints.control_requests import Accepted, Reply

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ..protocol.enrolment import (
+from ..protocol.messages import (
     LONGEST_NODE_NAME,
     EnrolmentRefused,
     EnrolmentRequested,
     NodeEnrolled,
+    NodeJoined,
+    NodeLost,
     RefusedBecause,
 )
-from ..protocol.key_pairs import is_key
-from ..protocol.messages import NodeJoined, NodeLost
-from ..protocol.token import expiry_text
+from ..protocol.token import expiry_text, is_key
 from ..protocol.types import node_address
 from .recovery.events import Event
 

@@ -5,8 +5,8 @@ Nothing is decided by it. With the loss it becomes a part of the event, so that 
 
 import msgspec
 
-from ..protocol.last_words import in_lines
 from ..protocol.messages import NodeLost
+from ..protocol.rank_logs import in_lines
 from ..protocol.reports import NodeWords
 from .recovery.events import Event
 

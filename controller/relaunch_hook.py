@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from ..protocol.compat import within
 from ..protocol.incidents import JobStatus
-from ..protocol.secret_files import without_token
-from ..protocol.time_limit import within
+from ..protocol.token import without_token
 
 LOOK_S = 1.0
 HOOK_S = 60.0  # then it is killed

@@ -9,7 +9,7 @@ started again.
 import msgspec
 
 from ..policies.schema import Budget
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
 MAX_DEATHS = 5  # of a role's launcher in a row; then something is wrong with the role, or the machine

@@ -18,10 +18,10 @@ import msgspec
 from ..policies.code_files import fault_codes
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import ConfigurationError, JournalSuperseded, MidstepError, SteppedDown
+from ..protocol.exits import heard
 from ..protocol.incidents import ControllerPhase
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
-from ..protocol.shared_signals import heard
 from ..protocol.transport import RouterSocket
 from ..protocol.types import CONTROLLER
 from .driver import Driver

@@ -10,13 +10,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..protocol import codec, frames
-from ..protocol.dedup import SenderMemory
-from ..protocol.enrolment import EnrolmentRequested
+from ..protocol import codec
+from ..protocol import codec as frames
 from ..protocol.errors import MailboxFull, WireError
-from ..protocol.mailbox import Mailbox
-from ..protocol.messages import NEVER_JOURNALED, Command, Envelope, Message
-from ..protocol.operators import OPERATOR_PREFIX
+from ..protocol.identities import OPERATOR_PREFIX
+from ..protocol.mailbox import Mailbox, SenderMemory
+from ..protocol.messages import NEVER_JOURNALED, Command, EnrolmentRequested, Envelope, Message
 from ..protocol.transport import Received, RouterSocket
 from .admission import refusal
 from .routes import Routes

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from watchfiles import awatch
 
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.types import FaultReport, detector_address
 from .documents import Document, displayed, documents_in, is_document
 from .public_fault import NO_SERIALS

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind
 from .reading import MAX_DEVICE, MAX_TEXT, Reading, bounded, decoded, node_name, seconds, shown

@@ -13,7 +13,7 @@ import msgspec
 
 from ..policies.reading import Problem, problems_of
 from ..policies.yaml_text import read_text, read_tree, refuse
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.errors import PolicyError
 from ..protocol.types import FaultLevel
 

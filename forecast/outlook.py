@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.types import Rung
 from .fault_trace import Kind
 

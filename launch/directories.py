@@ -19,11 +19,11 @@ from ..controller.role_group import GroupRules, RoleGroup
 from ..controller.volume.place import ENTRIES, FOLDER, folder_in, holds_journal
 from ..platforms.processes import NodeMark
 from ..policies.scripted_roles import JobOfRoles
-from ..protocol.endpoints import MAX_IPC_PATH_BYTES
+from ..protocol.discovery import ROLE_STORE_NAME
 from ..protocol.errors import ConfigurationError
 from ..protocol.private_files import make_private_directory, replace_file
-from ..protocol.role_store import ROLE_STORE_NAME
 from ..protocol.run_directories import Fate, RunDirectory, RunDirectoryTaken, claim, clear_abandoned
+from ..protocol.transport import MAX_IPC_PATH_BYTES
 
 HOME_VARIABLE = "MIDSTEP_HOME"
 DEFAULT_BASE = Path("~/.midstep/jobs")

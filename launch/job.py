@@ -29,9 +29,9 @@ from ..policies.yaml_text import refuse
 from ..protocol import environment as env
 from ..protocol.bounds import LARGEST_RANK, MOST_NODES
 from ..protocol.errors import ConfigurationError
+from ..protocol.identities import Role, family_of
 from ..protocol.incidents import JobStatus
 from ..protocol.keys import JobKeys, JoiningTerms
-from ..protocol.operators import Role, family_of
 from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
 from ..protocol.run_directories import RunDirectory, RunDirectoryTaken
 from ..protocol.token import FullToken, Token, expiry_text

@@ -16,13 +16,12 @@ from types import TracebackType
 import msgspec
 
 from ..agent.main import OwnProgram, write_program
-from ..protocol.controller_addresses import endpoint
-from ..protocol.endpoints import bound
+from ..protocol.discovery import endpoint
 from ..protocol.errors import ConfigurationError
 from ..protocol.private_files import make_private_directory
 from ..protocol.run_directories import RunDirectory
-from ..protocol.secret_files import read_token
-from ..protocol.token import FullToken, Token, full, job_of, token_text
+from ..protocol.token import FullToken, Token, full, job_of, read_token, token_text
+from ..protocol.transport import bound
 from .directories import base_directory, checked_name, claim_free_run_directory
 from .job import PreparedJob, Start, create_job, let_nodes_join, require_script, require_unexpired
 from .meeting import RendezvousPoint, Wishes, host_name, is_own, listening_at, own_addresses

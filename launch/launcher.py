@@ -28,11 +28,11 @@ from ..detectors.files import Sign
 from ..detectors.reporter import FaultReporter
 from ..platforms.local import LocalOptions, LocalPlatform
 from ..platforms.processes import open_log
+from ..protocol.compat import within
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.own_programs import own_program
-from ..protocol.time_limit import within
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .job import PreparedJob
 from .joining import JoiningMachine

@@ -16,15 +16,14 @@ import psutil
 
 from ..agent.main import AgentOptions
 from ..protocol.bounds import LATEST_S, MOST_NODES
-from ..protocol.controller_addresses import DEFAULT_PORT, endpoint, resolved, split
-from ..protocol.enrolment import LONGEST_NODE_NAME, EnrolmentRequested
+from ..protocol.discovery import DEFAULT_PORT, endpoint, resolved, split
 from ..protocol.errors import ConfigurationError
+from ..protocol.exits import hear_for_all
 from ..protocol.joining import ask_for_admission
-from ..protocol.key_pairs import random_pair
 from ..protocol.keys import JobKeys
+from ..protocol.messages import LONGEST_NODE_NAME, EnrolmentRequested
 from ..protocol.private_files import make_private_directory
-from ..protocol.shared_signals import hear_for_all
-from ..protocol.token import Invitation
+from ..protocol.token import Invitation, random_pair
 from ..protocol.types import node_address
 
 KEYS_NAME = "keys"

@@ -17,9 +17,9 @@ import msgspec
 from ..agent.linux import hear_and_die_with, is_stopped
 from ..controller.keepalive import SERVING, STANDING_BY
 from ..platforms.processes import kill_tree, open_log
-from ..protocol.agent_end import AgentEnd, read_agent_end
+from ..protocol.compat import within
+from ..protocol.exits import AgentEnd, read_agent_end
 from ..protocol.own_programs import own_program
-from ..protocol.time_limit import within
 from ..protocol.token import TOKEN_VARIABLE
 
 STOPPED_S = 2.0  # stopped by a signal or a debugger, as the kernel says: no other proof is needed that it hangs

@@ -16,7 +16,7 @@ import msgspec
 from ..policies.yaml_text import read_text, read_tree
 from ..protocol.bounds import LARGEST_COUNT, Count, Rank
 from ..protocol.errors import ConfigurationError
-from ..protocol.injection import ArmedFault, FaultAction, InjectionPoint
+from ..protocol.faults import ArmedFault, FaultAction, InjectionPoint
 
 MAX_FILE_BYTES = 1 << 20
 READABLE_BY_OTHERS = stat.S_IRGRP | stat.S_IROTH

@@ -27,12 +27,11 @@ from ..controller.story import StoryEntry
 from ..controller.volume import presence
 from ..controller.volume import reading as on_volume
 from ..controller.volume.place import folder_in, holds_journal, is_volume, parse_volume_place
-from ..protocol.controller_addresses import endpoints
+from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
 from ..protocol.run_directories import is_held
-from ..protocol.secret_files import read_token
-from ..protocol.token import RoleToken, job_of, operating
+from ..protocol.token import RoleToken, job_of, operating, read_token
 from .directories import (
     GroupFounding,
     checked_name,

@@ -13,8 +13,8 @@ from ..controller.role_group import GroupPhase, RoleGroup
 from ..policies.files import load_roles
 from ..policies.scripted_roles import PlannedRole
 from ..protocol import environment as env
+from ..protocol.discovery import write_role_store
 from ..protocol.errors import ConfigurationError
-from ..protocol.role_store import write_role_store
 from ..protocol.run_directories import RunDirectory, RunDirectoryTaken
 from ..protocol.types import Rendezvous
 from .directories import (

@@ -34,9 +34,9 @@ from ..controller.role_group import (
     handle,
     reopen,
 )
+from ..protocol.compat import within
 from ..protocol.errors import JournalError, MidstepError
 from ..protocol.own_programs import own_program
-from ..protocol.time_limit import within
 from .directories import GroupRecord, is_job, role_directory, write_group
 from .launcher import cancelled
 from .processes import Backoff, RestartBackoff, StopSignals

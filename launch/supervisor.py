@@ -30,11 +30,10 @@ from ..controller.endpoints.local_sockets import ask
 from ..controller.journal.reading import read_status
 from ..platforms.processes import open_log
 from ..policies.schema import ControllerPolicy, WhenLost
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum, within
 from ..protocol.errors import MidstepError, PlatformError
 from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED
 from ..protocol.own_programs import own_program
-from ..protocol.time_limit import within
 from .job import PreparedJob
 from .processes import TICK_S, Backoff, ControllerProcess, Ending, RestartBackoff, RunningTime
 

@@ -23,7 +23,7 @@ from ..protocol.errors import ConfigurationError, MidstepError, PlatformError
 from ..protocol.keys import JobKeys
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeLost, NodeRefused, PlatformJoined
 from ..protocol.own_programs import own_program
-from ..protocol.removal import remove_tree
+from ..protocol.run_directories import remove_tree
 from ..protocol.types import PLATFORM, node_address
 from .peer import PlatformPeer
 from .processes import NodeMark, WatchedProcess, kill_tree, open_log

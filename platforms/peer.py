@@ -5,10 +5,9 @@ import logging
 import time
 from collections.abc import Sequence
 
-from ..protocol.absence import Absence
 from ..protocol.discovery import GIVE_UP_S, Lookup
 from ..protocol.keys import ClientKeys
-from ..protocol.link import ControllerLink
+from ..protocol.link import Absence, ControllerLink
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import CreateNode, DeleteNode, EndJob, Envelope, KillNode, Report
 from ..protocol.token import FullToken

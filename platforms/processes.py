@@ -20,8 +20,8 @@ import psutil
 import xxhash
 
 from ..protocol import environment as names
+from ..protocol.compat import within
 from ..protocol.private_files import make_private_directory, open_for_appending
-from ..protocol.time_limit import within
 
 _CODES_OF_SIGNALS = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
 KILL_S = 2.0  # for all marked processes to exit; what takes longer hangs in the kernel

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..protocol.exception_pattern import OF_JOB, ExceptionPattern
+from ..protocol.faults import OF_JOB, ExceptionPattern
 from ..protocol.types import FaultKind
 from .reading import Problem
 

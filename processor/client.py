@@ -21,10 +21,9 @@ from typing import NoReturn
 
 import msgspec
 
-from ..protocol.codec import decode, encode
+from ..protocol.codec import decode, encode, pack, unpack
 from ..protocol.discovery import GIVE_UP_S
 from ..protocol.errors import MailboxFull, RecoveryError, WireError
-from ..protocol.frames import pack, unpack
 from ..protocol.mailbox import Mailbox
 from ..protocol.messages import Envelope, Message
 from ..protocol.nonblocking import wait

@@ -27,7 +27,7 @@ from ..protocol.errors import (
     RecoveryError,
     YamlError,
 )
-from ..protocol.exception_pattern import ExceptionPattern as Pattern
+from ..protocol.faults import ExceptionPattern as Pattern
 from ..protocol.plain_yaml import read_yaml
 from ..protocol.types import FaultKind, FaultLevel
 

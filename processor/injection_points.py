@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, InjectedFault
-from ..protocol.injection import DEVICE_FAULT_ACTIONS, ArmedFault, FaultAction, InjectionPoint
+from ..protocol.faults import DEVICE_FAULT_ACTIONS, ArmedFault, FaultAction, InjectionPoint
 
 if TYPE_CHECKING:
     import torch

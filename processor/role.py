@@ -19,8 +19,8 @@ import msgspec
 from ..communicators.handshake import Authenticator
 from ..communicators.key_value_store import KeyValueClient, StoreFull, StoreTimeout
 from ..protocol import environment as env
+from ..protocol.discovery import read_role_store
 from ..protocol.errors import Interrupted, MidstepError, NotUnderMidstep, RoleStoreError
-from ..protocol.role_store import read_role_store
 from .runtime import Runtime
 from .session import SessionStage
 

@@ -6,7 +6,7 @@ reached and takes its next order. No clock, no socket, no lock: the runtime has 
 
 import msgspec
 
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.messages import Quiesce, Rejoin, Release, Resume, SaveCheckpoint
 
 Order = Quiesce | Rejoin | Resume | Release | SaveCheckpoint

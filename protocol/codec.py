@@ -1,11 +1,12 @@
 """Encode and decode envelopes: the format of a message, its version and its size limit.
 
 One place for the format, its version and its size limit, so that whatever arrives is either a well-formed
-`Envelope` or one of two errors. Nothing of a message is ever executed. What travels at once is a frame of them, see
-`frames`.
+`Envelope` or one of two errors. Nothing of a message is ever executed. Messages that leave for one peer in one turn of
+the sender's loop travel in one frame, a list.
 """
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,17 +19,19 @@ MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 8  # a frame has a head
 _WITH_TEXT = (CheckpointSaved, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused)
 _CUT = " ... (cut)"
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+MOST_OF_A_FRAME = 1024  # messages
+_SHORT, _LONG = 0x90, 0xDC  # MessagePack's heads of arrays: of up to 15 items, of up to 65,535
+_MOST_SHORT = 15
+_Frame = Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MOST_OF_A_FRAME)]
+_split = msgspec.msgpack.Decoder(_Frame).decode
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
     """The first field of every envelope, in this version and in every other one."""
 
     version: int
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
-_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -78,6 +81,9 @@ def decode(data: bytes | msgspec.Raw) -> Envelope:
         raise MalformedMessage(f"{size_bytes} bytes are no message{_version_hint(data)}: {error}.") from error
 
 
+_head_decoder = msgspec.msgpack.Decoder(_Head)
+
+
 def _version_hint(data: bytes | msgspec.Raw) -> str:
     """Say whether the sender speaks another version: of all malformed bytes, those have an easy remedy."""
     try:
@@ -99,3 +105,48 @@ def _carried(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_carried(item) for item in value]
     return value
+
+
+def pack(messages: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield as few frames as hold these encoded messages, in their order."""
+    held: list[bytes] = []
+    size_bytes = 0
+    for message in messages:
+        if len(held) >= MOST_OF_A_FRAME or (held and size_bytes + len(message) > MAX_MESSAGE_BYTES):
+            yield _frame(held)
+            held, size_bytes = [], 0
+        held.append(message)
+        size_bytes += len(message)
+    if held:
+        yield _frame(held)
+
+
+def unpack(frame: bytes) -> list[msgspec.Raw]:
+    """Return the messages of a frame, to be decoded one by one: what is wrong with one is no matter of the others.
+
+    Raises:
+        OversizedMessage: the frame has more than `MAX_FRAME_BYTES`.
+        MalformedMessage: it is no frame.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise OversizedMessage(f"{len(frame)} bytes arrived as one frame; the limit is {MAX_FRAME_BYTES}.")
+    try:
+        return _split(frame)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise MalformedMessage(f"{len(frame)} bytes are no frame of messages: {error}.") from error
+
+
+def frame_of(envelope: Envelope) -> bytes:
+    """Return a frame of one message. Raises as `encode` does."""
+    return _frame([encode(envelope)])
+
+
+def envelopes_of(frame: bytes) -> list[Envelope]:
+    """Return the messages of a frame, where one that is wrong spoils it. Raises as `unpack` and `decode` do."""
+    return [decode(message) for message in unpack(frame)]
+
+
+def _frame(messages: Sequence[bytes]) -> bytes:
+    count = len(messages)
+    head = bytes((_SHORT | count,)) if count <= _MOST_SHORT else bytes((_LONG, count >> 8, count & 0xFF))
+    return head + b"".join(messages)

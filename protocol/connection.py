@@ -1,18 +1,189 @@
-"""One client connection of the front, and its counterpart at the router."""
+"""One client connection of the front and its counterpart at the router: its handshake, its limits, and its place.
+
+The front has to know when a connection is authenticated, and when it asks to be. It follows the ZMTP handshake by the
+bytes that it relays, without taking part: greeting and commands are framed in clear text (RFC 23, RFC 26), and what
+they hold is libzmq's business alone.
+
+A handshake takes milliseconds, but not when all nodes of a job connect at once. If each newcomer pushed another one
+out, none would ever get to its end. So a connection has its time, and while all places are taken by connections that
+still have theirs, newcomers wait in the listener's backlog, which the kernel bounds.
+"""
 
 import errno
+import os
+import resource
 import socket
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 
-from .handshake import SIGNATURE, Handshake
+import msgspec
+
+from .identities import OPERATOR_PREFIX, is_family
 
 CHUNK_BYTES = 256 * 1024
 OTHER_KEYS = "handshake with the keys of another job"  # or another token: the router cannot read a word of it
 _AGAIN = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR})
+SIGNATURE = 0xFF  # the first byte of every ZMTP greeting
+LONGEST_BYTES = 64 * 1024  # of a handshake, in each direction
+_GREETING_BYTES = 64
+_LONG = 0x02
+_SHORT_HEAD, _LONG_HEAD = 2, 9  # flags, then the length in one byte or in eight
+_READY = b"\x05READY"
+# For the process's own files and local sockets, beside those that it has open: a quarter of all, and no more than this.
+RESERVED_DESCRIPTORS = 512
+DESCRIPTORS_EACH = 3  # a client's connection, and both ends of what carries its bytes to the router
+MOST_UNPROVEN = 4096  # all nodes of a job connect at once when its controller is another one
+LEAST_CONNECTIONS = 8
+_DESCRIPTORS = "/proc/self/fd"
+SILENT_S = 0.2  # for the first word
+HANDSHAKE_S = 1.0  # and until the keys are to be looked at; from then on it goes for no other
 
 
 class ConnectionClosed(Exception):
     """The peer of a connection is gone, or has sent what no handshake has. Carries why, "" for an ordinary end."""
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True):
+    """What a listener takes. Where a limit is reached the oldest connection that it concerns goes.
+
+    `unproven` connections have not finished their handshake. An identity has more than one connection only while the
+    older one has not been noticed to be dead. `carried_bytes`: what one connection carries from a client before it has
+    to be made again, and so the most that libzmq collects of a message that never ends.
+    """
+
+    connections: int
+    unproven: int
+    unproven_per_address: int
+    per_identity: int = 2
+    per_family: int = 1024  # of a key that several peers have
+    per_role: int = 32  # of the key that all operators of a role have
+    handshake_s: float = 5.0
+    idle_s: float | None = None  # without a byte from the client; None: for ever
+    carried_bytes: int = 32 * 1024 * 1024
+    burst_bytes: int = 32 * 1024 * 1024  # of one identity, over all its connections
+    bytes_per_s: int = 8 * 1024 * 1024  # of one identity, after the burst
+    role_burst_bytes: int = 1024 * 1024  # of all operators of a role: what they send are small questions
+    role_bytes_per_s: int = 32 * 1024
+
+
+def limits_by_descriptors() -> ConnectionLimits:
+    """Return the limits of a listener that may use up all descriptors but those that the process needs itself."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = soft - len(os.listdir(_DESCRIPTORS)) - min(RESERVED_DESCRIPTORS, soft // 4)
+    connections = max(LEAST_CONNECTIONS, free // DESCRIPTORS_EACH)
+    unproven = min(MOST_UNPROVEN, connections // 2)
+    return ConnectionLimits(connections, unproven, max(1, unproven // 2))
+
+
+def most_of(identity: str, limits: ConnectionLimits) -> int:
+    """Return how many connections a key's identity may have."""
+    if identity.startswith(OPERATOR_PREFIX):
+        return limits.per_role
+    return limits.per_family if is_family(identity) else limits.per_identity
+
+
+class Allowance:
+    """What an identity may still send at once. It grows with time, up to a burst."""
+
+    __slots__ = ("_at_s", "_burst", "_left", "_per_s")
+
+    def __init__(self, identity: str, limits: ConnectionLimits) -> None:
+        operators = identity.startswith(OPERATOR_PREFIX)
+        self._burst = float(limits.role_burst_bytes if operators else limits.burst_bytes)
+        self._per_s = limits.role_bytes_per_s if operators else limits.bytes_per_s
+        self._left = self._burst
+        self._at_s = 0.0
+
+    def spend(self, count: int, now: float) -> float:
+        """Take `count` bytes off; return until when nothing more may be sent, 0 when it may."""
+        grown = self._left + (now - self._at_s) * self._per_s
+        self._left = min(self._burst, grown) - count
+        self._at_s = now
+        return 0.0 if self._left >= 0 else now - self._left / self._per_s
+
+
+# --- one connection -------------------------------------------------------------------------------------------------
+
+
+class Handshake:
+    """The handshake of one connection with CURVE: HELLO, WELCOME, INITIATE, and READY if it is admitted."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()  # from the client, not passed on yet
+        self._passed = 0  # bytes from the client that were passed on
+        self._answer = bytearray()  # from the router
+
+    def from_client(self, data: bytes) -> bytes:
+        """Take in bytes of the client; return those that may be passed on. INITIATE is held until `initiate`.
+
+        Raises ValueError when they are too many for a handshake.
+        """
+        self._held += data
+        if self._passed + len(self._held) > LONGEST_BYTES:
+            raise ValueError("longer than a handshake")
+        hello_end = self._hello_end()
+        if hello_end is None:
+            return self._pass(max(0, min(len(self._held), _GREETING_BYTES - self._passed)))
+        return self._pass(max(0, hello_end - self._passed))
+
+    @property
+    def asks(self) -> bool:
+        """Whether the client has sent all of INITIATE, with which it asks for admission."""
+        return self._passed > _GREETING_BYTES and next(_frames(self._held), None) is not None
+
+    @property
+    def unwelcome(self) -> bool:
+        """Whether the router has not answered HELLO, which it does where the client knows its key."""
+        return self._passed > _GREETING_BYTES and next(_frames(self._answer[_GREETING_BYTES:]), None) is None
+
+    def initiate(self) -> bytes:
+        """Return everything that was held."""
+        return self._pass(len(self._held))
+
+    def from_router(self, data: bytes) -> bool | None:
+        """Take in bytes of the router; return whether it admitted the client, None while that is open.
+
+        Raises ValueError when they are too many for a handshake.
+        """
+        self._answer += data
+        if len(self._answer) > LONGEST_BYTES:
+            raise ValueError("longer than a handshake")
+        frames = list(_frames(self._answer[_GREETING_BYTES:]))
+        return frames[1].startswith(_READY) if len(frames) > 1 else None
+
+    def _hello_end(self) -> int | None:
+        """Return where HELLO ends in all that the client has sent; None before it is complete."""
+        if self._passed > _GREETING_BYTES:
+            return self._passed
+        rest = self._held[_GREETING_BYTES - self._passed :]
+        hello = next(_frames(rest), None)
+        if hello is None:
+            return None
+        return _GREETING_BYTES + (_LONG_HEAD if rest[0] & _LONG else _SHORT_HEAD) + len(hello)
+
+    def _pass(self, count: int) -> bytes:
+        data = bytes(self._held[:count])
+        del self._held[:count]
+        self._passed += count
+        return data
+
+
+def _frames(data: bytearray) -> Iterator[bytes]:
+    """Yield the bodies of the complete frames at the start of `data`."""
+    start = 0
+    while len(data) - start >= _SHORT_HEAD:
+        long = data[start] & _LONG
+        head = _LONG_HEAD if long else _SHORT_HEAD
+        if len(data) - start < head:
+            return
+        size = int.from_bytes(data[start + 1 : start + head], "big")
+        if len(data) - start - head < size:
+            return
+        yield bytes(data[start + head : start + head + size])
+        start += head + size
 
 
 class Connection:
@@ -122,3 +293,74 @@ def _sent(end: socket.socket, data: bytes) -> int:
         if error.errno in _AGAIN:
             return 0
         raise
+
+
+# --- connections that have proven nothing yet -----------------------------------------------------------------------
+
+
+class Push(msgspec.Struct, frozen=True):
+    """A connection that goes for one that comes (None: the one that comes is closed), and why."""
+
+    connection: Connection | None
+    reason: str
+
+
+class WaitingRoom:
+    """The connections without a proof, in the order in which they came. `add` and `discard` keep it up."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._all: OrderedDict[Connection, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[Connection, None]] = {}
+
+    def add(self, connection: Connection) -> None:
+        """Take in a connection that has just been accepted."""
+        self._all[connection] = None
+        self._by_address.setdefault(connection.address, OrderedDict())[connection] = None
+
+    def discard(self, connection: Connection) -> None:
+        """Let go of one that has proven who it is, or was closed."""
+        if connection not in self._all:
+            return
+        del self._all[connection]
+        same = self._by_address[connection.address]
+        del same[connection]
+        if not same:
+            del self._by_address[connection.address]
+
+    def overdue(self, now: float) -> Iterator[Connection]:
+        """Yield those that have taken longer than any handshake may."""
+        for connection in list(self._all):
+            if now - connection.began_s < self._limits.handshake_s:
+                return
+            yield connection
+
+    def is_closed(self, connections: int, now: float) -> bool:
+        """Say whether nothing is to be accepted: all places are taken, by connections that still have their time.
+
+        `connections`: how many there are in all, with and without a proof.
+        """
+        full = len(self._all) >= self._limits.unproven or connections >= self._limits.connections
+        return full and bool(self._all) and self._to_go(self._all, now) is None
+
+    def push(self, address: str, connections: int, now: float) -> Push | None:
+        """Return what goes for a connection from `address`, if anything has to. Ask `is_closed` before."""
+        same = self._by_address.get(address, ())
+        if len(same) >= self._limits.unproven_per_address:
+            return Push(self._to_go(same, now), "too many connections without a handshake from one address")
+        if len(self._all) >= self._limits.unproven:
+            return Push(self._to_go(self._all, now), "too many connections without a handshake")
+        if connections >= self._limits.connections and self._all:
+            return Push(self._to_go(self._all, now), "too many connections")
+        return None
+
+    @staticmethod
+    def _to_go(connections: Iterable[Connection], now: float) -> Connection | None:
+        """Return the oldest that has had its time, and has not asked for admission, which needs a key."""
+        for connection in connections:
+            age_s = now - connection.began_s
+            if age_s < SILENT_S:
+                return None  # and those behind it are younger
+            if not connection.asks and (connection.router is None or age_s >= HANDSHAKE_S):
+                return connection
+        return None

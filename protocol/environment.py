@@ -1,4 +1,9 @@
-"""The environment variables through which an agent tells a training process what it is."""
+"""Environment variables: those through which an agent tells a training process what it is, and those of devices.
+
+Documents of detectors number a machine's devices. A rank takes the device of its local rank, of those that it can see.
+"""
+
+from collections.abc import Mapping
 
 JOB = "MIDSTEP_JOB"
 NODE = "MIDSTEP_NODE"
@@ -22,3 +27,36 @@ ROLE = "MIDSTEP_ROLE"  # the name of the process's role
 ROLES = "MIDSTEP_ROLES"  # how many ranks each role has, as JSON
 ROLE_ATTEMPT = "MIDSTEP_ROLE_ATTEMPT"  # how often all roles have been started together
 ROLE_STORE = "MIDSTEP_ROLE_STORE"  # the file that says where the store of the roles is
+CONTAINER = "ASCEND_VISIBLE_DEVICES"  # what the container runtime has put in: numbers of the machine
+PROCESS = "ASCEND_RT_VISIBLE_DEVICES"  # what CANN shows of those that are there
+MOST = 4096
+
+
+def visible_devices(environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the machine's number of each device, in the order of local ranks; empty: 0, 1, ...
+
+    In a container that has devices 4 to 7 of its machine, CANN numbers them 0 to 3, and PROCESS chooses among these.
+    What is not a list of numbers is passed over: CANN will say so.
+    """
+    given, chosen = _numbers(environment.get(CONTAINER, "")), _numbers(environment.get(PROCESS, ""))
+    if not given or not chosen:
+        return chosen or given
+    if max(chosen) < len(given):
+        return tuple(given[place] for place in chosen)
+    return chosen  # more than the container has: they are the machine's numbers already
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return `0,2`, `4-7` or `Ascend910-4,Ascend910-5` as numbers; empty if it is nothing of the kind."""
+    found: list[int] = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        first, dash, last = part.rpartition("-")
+        low = first if first.isdigit() else last  # a range, or a name
+        if dash and not first:
+            return ()
+        if not (low.isascii() and low.isdigit() and last.isascii() and last.isdigit()):
+            return ()
+        if int(last) >= MOST or int(low) > int(last):
+            return ()
+        found += range(int(low), int(last) + 1)
+    return tuple(dict.fromkeys(found))

@@ -1,12 +1,25 @@
-"""Fault kinds, fault levels, and the report of one observation of a fault.
+"""Faults: their kinds and levels, the report of one observation, patterns of exceptions, and faults that are injected.
 
-Import these from `protocol.types`, with the other nouns.
+Import kinds, levels and reports from `protocol.types`, with the other nouns. A pattern, in `configs/exceptions.yaml` or
+in a policy, says what the text of an exception means. Injection points and actions are for tests, the demo and
+`midstep inject`.
 """
 
-import msgspec
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated
 
-from .bounds import Count, Device, Name, Rank, Seconds, Text
-from .enums import StrEnum
+import msgspec
+from msgspec import Meta
+
+from .bounds import MOST_OF_A_RANK, Count, Device, Name, Rank, Seconds, Share, Text
+from .compat import StrEnum
+
+LONGEST_CHARS = 200
+OF_JOB = "job"  # the library of a pattern that a policy has
+PatternText = Annotated[str, msgspec.Meta(min_length=3, max_length=LONGEST_CHARS)]
+PatternName = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$")]
 
 
 class FaultKind(StrEnum):
@@ -84,3 +97,137 @@ class FaultReport(msgspec.Struct, frozen=True):
     age_s: Seconds = 0.0
     output: Text = ""  # the end of what the process had printed that is gone
     trusted_step: Count | None = None  # updates after which no rank's state can be trusted; None: nothing has spread
+
+
+# --- what an exception means ----------------------------------------------------------------------------------------
+
+
+class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a pattern means as a fault.
+
+    `mendable`: the process may mend it while it lives; it decides when it knows. `locate`: memory is damaged, and the
+    device is to be asked where.
+    """
+
+    kind: FaultKind
+    level: FaultLevel = FaultLevel.SOFTWARE
+    mendable: bool = False
+    locate: bool = False
+
+
+class ExceptionPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """One text of one library. At least one of `text`, `regex` and `types`, and either `fault` or `stopped`."""
+
+    name: PatternName
+    meaning: PatternText
+    library: PatternName = OF_JOB
+    versions: str = ""
+    text: PatternText | None = None
+    regex: PatternText | None = None
+    types: tuple[str, ...] = ()
+    fault: FaultEntry | None = None
+    stopped: bool = False
+
+    @cached_property
+    def compiled(self) -> "re.Pattern[str] | None":
+        """The regular expression, ready for use."""
+        return None if self.regex is None else re.compile(self.regex, re.DOTALL)
+
+    def holds_for(self, versions: Mapping[str, str]) -> bool:
+        """Say whether the pattern belongs to what is installed; a library of unknown version has all its patterns."""
+        installed = versions.get(self.library)
+        if not self.versions or installed is None:
+            return True
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            return SpecifierSet(self.versions, prereleases=True).contains(Version(installed))
+        except InvalidVersion:
+            return True
+
+    def mistakes(self) -> list[str]:
+        """Return what is wrong between its keys, empty when nothing is."""
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+        found = []
+        if self.text is None and self.regex is None and not self.types:
+            found.append("one of text, regex and types is needed")
+        if (self.fault is None) == (not self.stopped):
+            found.append("either fault or stopped: true is needed")
+        try:
+            assert self.compiled is None or self.compiled.pattern
+        except re.error as error:
+            found.append(f"regex: {error}")
+        try:
+            SpecifierSet(self.versions)
+        except InvalidSpecifier as error:
+            found.append(f"versions: {error}")
+        return found
+
+
+# --- faults that are injected ---------------------------------------------------------------------------------------
+
+
+class InjectionPoint(StrEnum):
+    """A place in a step or in a recovery at which a fault can be armed (`midstep inject --at`)."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COLLECTIVE = "collective"
+    REDUCTION = "reduction"  # of the gradients, where the framework has a place for it (Megatron)
+    BARRIER = "barrier"
+    UPDATE = "update"
+    GATHER = "gather"  # of parameters after the update, where the framework has a place for it
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+    CLEAN = "clean"
+    JOIN = "join"
+    REBUILD = "rebuild"
+    REPAIR = "repair"
+    ROLLBACK = "rollback"
+
+
+class FaultAction(StrEnum):
+    """What an armed fault does when its injection point is reached."""
+
+    KILL = "kill"  # SIGKILL to the own process
+    STOP = "stop"  # SIGSTOP to the own process
+    RAISE = "raise"
+    EXIT = "exit"  # exit status 1, without a word
+    HANG = "hang"  # sleep in Python for ever
+    KILL_NODE = "kill_node"  # agent and processes of the node, at once
+    # The rest is for a device that can be harmed, which is the fake one.
+    MEMORY_TEMPORARY = "memory_temporary"  # an uncorrectable error in memory that nothing lasting uses
+    MEMORY_PERSISTENT = "memory_persistent"  # in a parameter
+    MEMORY_OUTSIDE = "memory_outside"  # in memory that is not the framework's
+    SUSPECT_MEMORY = "suspect_memory"  # an alarm, and nothing is found
+    MULTI_BIT = "multi_bit"  # several bits of a parameter, noticed at once
+    MULTI_BIT_LATE = "multi_bit_late"  # noticed after an update that may have used them
+    UNSAFE_TENSOR = "unsafe_tensor"  # a tensor is used that no repair has overwritten
+    OUT_OF_MEMORY = "out_of_memory"
+    LINK_DOWN = "link_down"  # a collective's own retries failed; the link is up again afterwards
+    LINK_BROKEN = "link_broken"  # the same, and the link is up again only when the communicators are rebuilt
+    LINK_UP_FAILS = "link_up_fails"  # the next communicator that is built does not come up
+    REMOTE = "remote"  # this device suspects another
+    HANG_COLLECTIVE = "hang_collective"  # the next collective never ends
+    TASK_QUEUE_DEAD = "task_queue_dead"  # the queue ends with the next collective, and no restart starts another
+    DROP_DEVICE = "drop_device"  # the device is gone until it is reset
+
+
+DEVICE_FAULT_ACTIONS = frozenset(list(FaultAction)[list(FaultAction).index(FaultAction.MEMORY_TEMPORARY) :])
+
+
+class ArmedFault(msgspec.Struct, frozen=True):
+    """A fault to be injected into one rank, at an injection point."""
+
+    rank: Rank
+    action: FaultAction = msgspec.field(name="injury")  # the name that journals and requests have
+    point: InjectionPoint | None = msgspec.field(default=None, name="moment")  # None: now
+    step: Count | None = None  # index of the step, 0-based; None: any
+    incarnation: Count | None = None  # only this incarnation of the rank; None: any
+    operation: Name = ""  # only this collective, as torch's process groups name it; "": any. Then `point` is COLLECTIVE
+    group: Annotated[
+        tuple[Rank, ...], Meta(max_length=MOST_OF_A_RANK)
+    ] = ()  # only in the process group of these ranks; (): any
+    rate: Share = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once

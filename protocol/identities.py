@@ -1,8 +1,14 @@
-"""Which identity a connection may have, by the key that it used."""
+"""Which identity a connection may have, by the key that it used; and the roles of operators on other machines.
+
+All who have a token of one role have the same key. It stands for a family: each connection adds a name of its own.
+"""
 
 import zmq
 
+from .compat import StrEnum
+
 FAMILY_END = "/"  # of the identity of a key that several peers have: each adds a name of its own
+OPERATOR_PREFIX = "operator/"
 
 
 def is_family(key_identity: str) -> bool:
@@ -24,3 +30,26 @@ def key_identity(frame: zmq.Frame) -> str | None:
     except zmq.ZMQError:
         return None
     return found if isinstance(found, str) else None
+
+
+class Role(StrEnum):
+    """What an operator may do. Each may do what those before it may."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def covers(self, least: "Role") -> bool:
+        """Say whether this role may do what takes `least`."""
+        ranking = list(Role)
+        return ranking.index(self) >= ranking.index(least)
+
+
+def family_of(role: Role) -> str:
+    """Return the identity of a role's key, which those of its connections begin with."""
+    return f"{OPERATOR_PREFIX}{role}/"
+
+
+def role_of(identity: str) -> Role | None:
+    """Return the role of a connection; None: it is no operator's."""
+    return next((role for role in Role if identity.startswith(family_of(role))), None)

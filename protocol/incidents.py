@@ -5,8 +5,8 @@ The recovery machine writes these records; status, report, demo and benchmarks r
 
 import msgspec
 
-from .enums import StrEnum
-from .prepared import PreparedProcesses
+from .compat import StrEnum
+from .reports import PreparedProcesses
 from .types import Decision, FaultReport, RestoreSource, Rung
 
 

@@ -12,14 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import zmq
 
-from .codec import PROTOCOL_VERSION
-from .controller_addresses import each_address
-from .enrolment import JOINING_FAMILY, EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
+from .codec import PROTOCOL_VERSION, envelopes_of, frame_of
+from .discovery import each_address
 from .errors import ConfigurationError, NotAdmitted, WireError
-from .frames import envelopes_of, frame_of
-from .handshake_watch import HandshakeWatch
 from .keys import ClientKeys
-from .messages import Envelope
+from .messages import (
+    JOINING_FAMILY,
+    EnrolmentRefused,
+    EnrolmentRequested,
+    Envelope,
+    NodeEnrolled,
+    RefusedBecause,
+)
+from .nonblocking import HandshakeWatch
 from .token import Invitation
 from .transport import DealerSocket
 from .types import CONTROLLER

@@ -21,11 +21,10 @@ from urllib.parse import quote
 import msgspec
 from zmq.utils import z85
 
-from .enrolment import JOINING_FAMILY
 from .errors import ConfigurationError, KeyExpired, KeyReplaced
-from .key_pairs import KEY_BYTES, KeyPair, random_pair
+from .messages import JOINING_FAMILY
 from .private_files import DIRECTORY_MODE, replace_file
-from .secret_files import require_private
+from .token import KEY_BYTES, KeyPair, random_pair, require_private
 from .types import CONTROLLER
 
 _SERVER = "server"

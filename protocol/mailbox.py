@@ -4,7 +4,7 @@ One mailbox per process. It holds no clock and does no I/O: time is an argument,
 what comes out and hands in what arrived. So losses, duplicates and reorderings can be tried out exactly, from a seed.
 
 Numbers run per receiver, without gaps: that is what lets a receiver tell every new message from every repeated one
-in bounded memory (see `dedup`). Order is not promised: commands carry their generation.
+in bounded memory (see `SenderMemory`). Order is not promised: commands carry their generation.
 """
 
 import heapq
@@ -14,18 +14,121 @@ from collections import Counter
 import msgspec
 
 from .codec import PROTOCOL_VERSION
-from .commands import OF_A_GENERATION
-from .dedup import WINDOW, SenderMemory
+from .compat import StrEnum
 from .errors import ConfigurationError, MailboxFull
-from .messages import Ack, Envelope, Message
-from .outgoing import RETRY_S, Outgoing, retry_of
-from .taken import Refusal, Taken
+from .messages import OF_A_GENERATION, Ack, Envelope, Message
 from .types import CONTROLLER, DETECTOR_PREFIX
 
 MAX_SENDERS = 65_536
 DETECTOR_QUIET_S = 30.0  # then an earlier session of a detector is believed again; its resends come much more often
 _BACKOFF = 2.0
-_DELIVERED, _TAKEN = Taken(True), Taken(False)
+RETRY_S = 0.5
+RETRY_PER_RANK_S = 0.0002  # what a controller takes to answer one of all ranks that report at the same time
+WINDOW = 4096
+_MASK = (1 << WINDOW) - 1
+
+
+class Refusal(StrEnum):
+    """Why an envelope was not delivered. These are the keys of `Mailbox.refused`."""
+
+    WRONG_VERSION = "wrong version"
+    WRONG_JOB = "wrong job"
+    WRONG_RECEIVER = "wrong receiver"
+    OWN_ADDRESS = "own address"  # another process uses the name of this one
+    NEGATIVE = "negative number"
+    OLD_TERM = "old term"
+    STALE_SESSION = "stale session"
+    TOO_MANY_SENDERS = "too many senders"
+    DUPLICATE = "duplicate"  # normal on a lossy wire
+    UNKNOWN_ACK = "acknowledges another session"
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What became of an envelope that arrived.
+
+    `reply`, if there is one, must be sent now. `new_session`: the first word of this session of its sender, so the
+    sender is new or has been restarted.
+    """
+
+    deliver: bool
+    refused: Refusal | None = None
+    reply: Envelope | None = None
+    new_session: bool = False
+
+
+class Outgoing:
+    """A message that is not acknowledged yet."""
+
+    __slots__ = ("due_s", "envelope", "give_up_s", "posted_s", "sent_s", "wait_s")
+
+    def __init__(self, envelope: Envelope, now: float, wait_s: float, give_up_s: float) -> None:
+        self.envelope = envelope
+        self.posted_s = self.sent_s = now
+        self.wait_s = wait_s
+        self.give_up_s = give_up_s
+        self.due_s = now + wait_s
+
+
+class SenderMemory:
+    """What is remembered of one sender: its session, when it was heard, which of its last `WINDOW` numbers were taken.
+
+    Bit i of `taken` and `acknowledged` stands for the number `highest - i`.
+    """
+
+    __slots__ = ("acknowledged", "heard_s", "highest", "session", "taken")
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.heard_s = -math.inf  # by this process of the receiver
+        self.highest = 0
+        self.taken = 0
+        self.acknowledged = 0
+
+    def mark_taken(self, number: int) -> bool:
+        """Remember `number`; False if it was known already."""
+        ahead = number - self.highest
+        if ahead > 0:
+            shift = min(ahead, WINDOW)
+            self.taken = (self.taken << shift) & _MASK | 1
+            self.acknowledged = (self.acknowledged << shift) & _MASK
+            self.highest = number
+            return True
+        bit = 1 << -ahead if -ahead < WINDOW else 0
+        if not bit or self.taken & bit:
+            return False
+        self.taken |= bit
+        return True
+
+    def was_taken(self, number: int) -> bool:
+        """Say whether `number` is known. What is older than the window is."""
+        age = self.highest - number
+        return age >= WINDOW or (age >= 0 and bool(self.taken >> age & 1))
+
+    @classmethod
+    def of(cls, session: int, highest: int, taken: int) -> "SenderMemory":
+        """Return the memory of a receiver that has acknowledged all that it had taken."""
+        made = cls(session)
+        made.highest, made.taken, made.acknowledged = highest, taken, taken
+        return made
+
+    def mark_acknowledged(self, number: int) -> None:
+        """Remember that a repeated `number` may be acknowledged at once."""
+        age = self.highest - number
+        if 0 <= age < WINDOW:
+            self.acknowledged |= 1 << age
+
+    def was_acknowledged(self, number: int) -> bool:
+        """Say whether the message has been taken in. What is older than the window has been."""
+        age = self.highest - number
+        return age >= WINDOW or (age >= 0 and bool(self.acknowledged >> age & 1))
+
+
+def retry_of(world_size: int) -> float:
+    """Return after how long without an answer a message is sent again in a job of so many ranks.
+
+    In a large one an answer takes its time while all ranks report at once, and what is said twice takes more of it.
+    """
+    return RETRY_S + RETRY_PER_RANK_S * world_size
 
 
 class Mailbox:
@@ -312,3 +415,6 @@ class Mailbox:
         """Return the message of an entry of the timetable, unless it has been acknowledged or put off since."""
         outgoing = self._outgoing.get(receiver, {}).get(number)
         return outgoing if outgoing is not None and outgoing.due_s == due_s else None
+
+
+_DELIVERED, _TAKEN = Taken(True), Taken(False)

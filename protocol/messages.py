@@ -1,32 +1,19 @@
 """Every message on the wire: reports go up, commands go down, and an envelope around each.
 
 All are members of one tagged union, `Message`, so that unknown or malformed bytes fail to decode instead of meaning
-something else.
+something else. Commands are in the imperative; reports, in the past tense, are in `reports.py`.
+
+A node that asks to be admitted has no identity yet: it connects with keys that all who have the job's token have. So it
+may say `EnrolmentRequested` and nothing else, and is heard from then on by the key that it has made itself.
 """
 
-import msgspec
+from typing import Annotated
 
-from .bounds import Count, Name, Number
-from .commands import (
-    ArmFault,
-    BuildAhead,
-    CheckNode,
-    CreateNode,
-    DeleteNode,
-    EndJob,
-    IntroduceNode,
-    KillNode,
-    ProbeProgress,
-    Quiesce,
-    Rejoin,
-    Release,
-    Resume,
-    SaveCheckpoint,
-    StartProcess,
-    StopProcess,
-    WelcomeNode,
-)
-from .enrolment import Enrolment
+import msgspec
+from msgspec import Meta
+
+from .bounds import LONGEST_TEXT, Count, Name, Number
+from .compat import StrEnum
 from .reports import (
     CheckpointSaved,
     FaultReported,
@@ -51,6 +38,7 @@ from .reports import (
     StepCommitted,
     StoreMoved,
 )
+from .types import ArmedFault, JobSpec, Rendezvous, RepairPart
 
 __all__ = [
     "Ack",
@@ -98,15 +86,6 @@ __all__ = [
     "StoreMoved",
     "WelcomeNode",
 ]
-
-
-class Ack(msgspec.Struct, frozen=True, tag=True):
-    """The message `number` of the receiver's session `session` has been taken in (durably, by a controller)."""
-
-    session: Number
-    number: Number
-
-
 Report = (
     NodeJoined
     | NodeLost
@@ -130,6 +109,227 @@ Report = (
     | ProgressReported
     | NodeHeartbeat
 )
+# They are of no worth a second later, or are journaled only as a part of something else.
+NEVER_JOURNALED = (NodeHeartbeat, NodeWords)
+JOINING_FAMILY = "joining/"  # whose keys all joining nodes have; each connection adds a name of its own
+LONGEST_NODE_NAME = 63  # it becomes a directory, and part of the path of a socket
+Key = Annotated[str, Meta(min_length=40, max_length=40)]  # a CURVE key in Z85
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+class WelcomeNode(msgspec.Struct, frozen=True, tag=True):
+    """The answer to NodeJoined: what the job is."""
+
+    job: JobSpec
+
+
+class IntroduceNode(msgspec.Struct, frozen=True, tag=True):
+    """Report the node and its processes again (NodeJoined). To an agent that was given up for lost."""
+
+
+class StartProcess(msgspec.Struct, frozen=True, tag=True):
+    """Start the process of a rank; a process that holds the rank on this node now is killed first.
+
+    `connected`: the whole world starts together, so the process groups are connected when the program makes them.
+    Otherwise the newcomer makes them without peers, and connects them at Rejoin. `early`: another process keeps the
+    rank for now; this one gets ready on its node, and joins when it is asked to quiesce.
+    """
+
+    rank: int
+    local_rank: int
+    group_rank: int
+    incarnation: int
+    generation: int
+    restart_count: int
+    connected: bool = msgspec.field(name="seated")  # the name on the wire
+    store: Rendezvous
+    early: bool = False
+    world_size: int = 0  # ranks and nodes of the world now; 0: those that the job asked for
+    nodes: int = 0
+
+
+class BuildAhead(msgspec.Struct, frozen=True, tag=True):
+    """Have processes built on a spare node for ranks of other nodes, each as its start there would be ordered now.
+
+    What was built there for other ranks is ended. An empty order ends all of them.
+    """
+
+    starts: tuple[StartProcess, ...] = ()
+
+
+class StopProcess(msgspec.Struct, frozen=True, tag=True):
+    """End the process of a rank: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
+
+    rank: int
+    incarnation: int
+    grace_s: float
+
+
+class Quiesce(msgspec.Struct, frozen=True, tag=True):
+    """Stop, clean and park: drop what is in flight, keep what is committed, and report the step.
+
+    `after_step`: not now, but when so many updates are committed, between two steps, in the present generation. All
+    ranks then stop by themselves at one place, nothing is in flight, and no step has to be repeated. `replaces`: some
+    rank gets another process.
+    """
+
+    rank: int
+    generation: int
+    after_step: int | None = None
+    replaces: bool = False
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag=True):
+    """Rebuild the communicators of `generation` at `store`, repair and roll back by `part`."""
+
+    rank: int
+    generation: int
+    store: Rendezvous
+    connected: bool = msgspec.field(name="seated")  # the groups were built for this generation at start: no rebuild
+    part: RepairPart
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Call the train function again; the next step's 0-based index is `step`."""
+
+    rank: int
+    generation: int
+    step: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Let the train function return to the user's script: all ranks have finished."""
+
+    rank: int
+    generation: int
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Write what this parked rank holds into an emergency checkpoint of `step`.
+
+    Every rank writes its local state, its peer copies, and the shards that are named; the one with
+    `publish`, which comes last, makes the checkpoint complete. `writers`: the ranks that write shards. With `answer`
+    False the rank writes with the others and is asked again to publish: where a script writes, ranks need each other.
+    """
+
+    rank: int
+    generation: int
+    step: int
+    publish: bool
+    shards: tuple[str, ...] = ()
+    writers: tuple[int, ...] = ()
+    answer: bool = True
+
+
+# A rank that is ordered one of these in a later generation need not hear those of earlier ones any more.
+OF_A_GENERATION = (Quiesce, Rejoin, Resume, Release, SaveCheckpoint)
+
+
+class ProbeProgress(msgspec.Struct, frozen=True, tag=True):
+    """Read the step clocks of the node now."""
+
+    probe: int
+
+
+class ArmFault(msgspec.Struct, frozen=True, tag=True):
+    """Inject a fault. An agent sends signals and kills its node; a processor does what waits for an injection point."""
+
+    fault: ArmedFault
+
+
+class CheckNode(msgspec.Struct, frozen=True, tag=True):
+    """Check the node, and answer with NodeChecked.
+
+    Compute a matrix product, if it `computes`; and exchange bytes with a partner that meets this node at `store`, if
+    there is one. `number`: 0 or 1, of the two.
+    """
+
+    check: int
+    within_s: float
+    computes: bool
+    number: int
+    store: Rendezvous | None
+
+
+class CreateNode(msgspec.Struct, frozen=True, tag=True):
+    """To the platform: make a node and start its agent."""
+
+    node: str
+
+
+class DeleteNode(msgspec.Struct, frozen=True, tag=True):
+    """To the platform: end the node's agent and everything on it, and forget it."""
+
+    node: str
+
+
+class KillNode(msgspec.Struct, frozen=True, tag=True):
+    """To the platform, for injected faults: agent and processes of the node die at once."""
+
+    node: str
+
+
+class EndJob(msgspec.Struct, frozen=True, tag=True):
+    """To agents and platform: the job is over. Agents end what they started and leave."""
+
+    exit_code: int
+    reason: str
+
+
+# --- admission of a node --------------------------------------------------------------------------------------------
+
+
+class RefusedBecause(StrEnum):
+    """Why a node is not admitted."""
+
+    EXPIRED = "expired token"
+    NAME_IN_USE = "node name in use"
+    GIVEN_BACK = "node was given back"
+    BAD_NAME = "no node name"
+    BAD_KEY = "key of another identity"
+    TOO_MANY = "too many nodes"
+    LATER = "too many at once"  # not now: the same request is taken a little later
+
+
+class EnrolmentRequested(msgspec.Struct, frozen=True, tag=True):
+    """A node asks to be admitted. `exact`: under this name or not at all; else a number is added to one in use."""
+
+    node: Name
+    exact: bool
+    public_key: Key
+    failure_domain: Name
+
+
+class NodeEnrolled(msgspec.Struct, frozen=True, tag=True):
+    """A node is admitted under a name. `session`: of its agent; each one of a name is higher than those before."""
+
+    node: Name
+    session: Number
+    public_key: Key
+    failure_domain: Name
+
+
+class EnrolmentRefused(msgspec.Struct, frozen=True, tag=True):
+    """A node is not admitted. `detail` says what to do."""
+
+    reason: RefusedBecause
+    detail: Annotated[str, Meta(max_length=LONGEST_TEXT)]
+
+
+Enrolment = EnrolmentRequested | NodeEnrolled | EnrolmentRefused
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+class Ack(msgspec.Struct, frozen=True, tag=True):
+    """The message `number` of the receiver's session `session` has been taken in (durably, by a controller)."""
+
+    session: Number
+    number: Number
+
 
 Command = (
     WelcomeNode
@@ -151,10 +351,8 @@ Command = (
     | EndJob
 )
 
-Message = Report | NodeWords | Command | Ack | Enrolment
 
-NEVER_JOURNALED = (NodeHeartbeat, NodeWords)
-"""What is of no worth a second later, or is journaled only as a part of something else."""
+Message = Report | NodeWords | Command | Ack | Enrolment
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -11,15 +11,16 @@ again while `pending` is True.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from .codec import MAX_FRAME_BYTES
-from .handshake_watch import HandshakeWatch
 
 RECEIVE_LIMIT = 1_000  # messages per receive(), so that one caller's turn has an end
 RECEIVE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -28,8 +29,60 @@ _ENVELOPE_BYTES = 1024  # what CURVE adds to a message on the wire, generously
 _KEEPALIVE_IDLE_S = 30
 _KEEPALIVE_INTERVAL_S = 10
 _KEEPALIVE_PROBES = 3
-
 Context = zmq.Context[zmq.Socket[bytes]]
+MISFIT_S = 3.0  # handshakes that fail for so long do not fail because a controller comes up or goes
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class HandshakeWatch:
+    """The handshakes of one socket. `reached`: something listens there. `admitted`: the keys fit.
+
+    `turned_away`: the keys are those of the server, and the client's are not admitted. `misfit`: the server has others.
+    """
+
+    def __init__(self) -> None:
+        self.reached = self.admitted = self.turned_away = False
+        self._misfits: list[float] = []
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    def attach(self, socket: zmq.Socket[bytes]) -> None:
+        """Watch a socket that is yet to connect: what happens before is never told."""
+        self._monitor = socket.get_monitor_socket(_EVENTS)
+
+    @property
+    def monitor(self) -> "zmq.Socket[bytes]":
+        """Is readable when there is something to look at. Not before a socket is watched."""
+        assert self._monitor is not None
+        return self._monitor
+
+    @property
+    def misfit(self) -> bool:
+        """Whether handshakes have failed for longer than a controller takes to come up or go."""
+        return bool(self._misfits) and self._misfits[-1] - self._misfits[0] >= MISFIT_S
+
+    def look(self) -> None:
+        """Take note of what has happened since."""
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
+            self.reached = True
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.admitted = True
+                self._misfits.clear()
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.turned_away = True
+            elif event != zmq.EVENT_CONNECTED:
+                self._misfits.append(time.monotonic())
+
+    def close(self) -> None:
+        """Hear no more, after the socket was closed. Idempotent."""
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):

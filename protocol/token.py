@@ -4,20 +4,28 @@ A full token is a random secret. The controller's keys follow from it, and those
 each machine knows the controller's public key, and no key is copied by hand. A join token has only what a node needs,
 and a role token what an operator of that role needs. No key follows from another one.
 
-A token is a secret. It is read from a file or from the environment, and is never an argument of a command.
+A token is a secret. `read_token` takes it from a file that others cannot read, or from the environment; it is never an
+argument of a command.
 """
 
 import base64
 import binascii
 import hashlib
+import hmac
+import os
 import secrets
+import stat
+from collections.abc import Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 
 import msgspec
+import zmq
+from zmq.utils import z85
 
 from .errors import ConfigurationError
-from .key_pairs import KeyPair, derived_pair
-from .operators import Role
+from .identities import Role
+from .private_files import DIRECTORY_MODE, FILE_MODE, WRITABLE_BY_OTHERS
 
 PREFIX = "midstep1."
 TOKEN_VARIABLE = "MIDSTEP_TOKEN"
@@ -29,6 +37,51 @@ _JOIN = "join"
 _OPERATOR = "operator"
 _DETECTOR = "detector"
 _PLATFORM = "platform"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_DATA_LINK = "..data"
+_ROOT = 0
+KEY_BYTES = 32
+_SALT = b"midstep key pair, version 1"
+
+
+class KeyPair(msgspec.Struct, frozen=True):
+    """A CURVE key pair in Z85 text."""
+
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r})"
+
+
+def random_pair() -> KeyPair:
+    """Return a new key pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode(), secret.decode())
+
+
+def derived_pair(secret: bytes, *purpose: str) -> KeyPair:
+    """Return the key pair that follows from a secret for one purpose; any other purpose gives another pair."""
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in (text.encode() for text in purpose))
+    key = z85.encode(_hkdf_sha256(secret, info))
+    return KeyPair(zmq.curve_public(key).decode(), key.decode())
+
+
+def is_key(text: str) -> bool:
+    """Say whether a text is one half of a key pair."""
+    try:
+        return len(z85.decode(text.encode("ascii"))) == KEY_BYTES
+    except (ValueError, KeyError, OverflowError, ArithmeticError):
+        return False
+
+
+def _hkdf_sha256(secret: bytes, info: bytes) -> bytes:
+    """Return 32 bytes by HKDF (RFC 5869): one block of its output is all that a key takes."""
+    extracted = hmac.digest(_SALT, secret, hashlib.sha256)
+    return hmac.digest(extracted, info + b"\x01", hashlib.sha256)
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -221,3 +274,63 @@ def expiry_text(expires_s: int) -> str:
 def _checksum(content: bytes) -> bytes:
     """Return what a token is checked with for errors of copying."""
     return hashlib.sha256(PREFIX.encode() + content).digest()[:_CHECKSUM_BYTES]
+
+
+# --- where a token is read ------------------------------------------------------------------------------------------
+
+
+def read_token(file: Path | None, environment: Mapping[str, str]) -> Token | None:
+    """Return the job's token from a file, else from MIDSTEP_TOKEN; None if there is none. Raises ConfigurationError."""
+    if file is None:
+        text = environment.get(TOKEN_VARIABLE, "")
+        return parse_token(text, TOKEN_VARIABLE) if text else None
+    require_private(file, "`midstep token` prints a token: keep it in a file of mode 600.")
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(LONGEST_CHARACTERS + 2)
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}.") from error
+    return parse_token(data.decode("ascii", "replace"), str(file))
+
+
+def require_private(path: Path, missing: str) -> None:
+    """Refuse a file or directory that is missing, of another owner, or open to others, unless it is a mounted Secret.
+
+    `missing`: what to do where it is missing. Raises ConfigurationError.
+    """
+    try:
+        status = path.stat()
+        if _is_mounted_secret(path):
+            return
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path} is missing. {missing}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be examined: {error}.") from error
+    if status.st_uid != os.getuid():
+        raise ConfigurationError(f"{path} belongs to user {status.st_uid}, not to {os.getuid()}: chown it.")
+    if status.st_mode & _OTHERS:
+        wanted = DIRECTORY_MODE if stat.S_ISDIR(status.st_mode) else FILE_MODE
+        raise ConfigurationError(
+            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o}): chmod {wanted:o} it; "
+            "if others may have read it, make new keys and restart the job."
+        )
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for programs of the user's, which have no use for the job's token."""
+    return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}
+
+
+def _is_mounted_secret(path: Path) -> bool:
+    """Return whether a path is in a volume of Kubernetes, or is one, in which none but root can change anything."""
+    folder = path if stat.S_ISDIR(path.stat().st_mode) else path.parent
+    link = folder / _DATA_LINK
+    if not link.is_symlink():
+        return False
+    data = link.resolve()
+    within = data.parent == folder.resolve() and (path == folder or path.resolve().parent == data)
+    above = folder.stat()
+    fixed = not above.st_mode & stat.S_IWOTH or bool(above.st_mode & stat.S_ISVTX)
+    owners = {each.st_uid for each in (above, link.lstat(), data.stat(), path.stat())}
+    closed = not any(each.stat().st_mode & WRITABLE_BY_OTHERS for each in (data, path) if each != folder)
+    return within and fixed and closed and owners <= {_ROOT, os.getuid()}

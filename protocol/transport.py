@@ -7,37 +7,70 @@ A client names itself by its routing id: its identity, a zero byte and a nonce. 
 connection of an identity as the valid one and no longer hears the others, so a restarted process takes over at
 once. zmq would hand a routing id over to any peer that claims it, before its key is looked at; the nonce, which no peer
 else knows, makes such a claim worthless. With CURVE the identity must also be the key's.
+
+A cut cable tells neither side. Left to TCP, a connection stays silent for up to twice as long as it was cut, and is
+kept for a quarter of an hour: keepalive does not act while data is underway. So a client gives up a connection on which
+no word comes, and connects again until there is an answer. The other side gives it up by itself (`front`).
 """
 
 import contextlib
 import os
+import resource
 import secrets
+import socket
+import stat
 from collections import Counter, deque
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import zmq
 
 from .codec import MAX_FRAME_BYTES
-from .connection_limits import ConnectionLimits, limits_by_descriptors
-from .endpoints import allow_many_connections, bound, file_at, ipc_path, name_of, prepare_ipc, require_keys
+from .connection import ConnectionLimits, limits_by_descriptors
 from .errors import ConfigurationError
-from .front import Front
-from .gatekeeper import ZAP_DOMAIN, Gatekeeper
-from .handshake_watch import HandshakeWatch
+from .front import ZAP_DOMAIN, Front, Gatekeeper
 from .identities import is_family, key_identity, may_be
 from .keys import ClientKeys, ServerKeys
-from .nonblocking import RECEIVE_LIMIT, Context, NonblockingSocket, Received, wait
-from .peer import Peer
-from .reconnection import reconnect_by_itself
+from .nonblocking import RECEIVE_LIMIT, Context, HandshakeWatch, NonblockingSocket, Received, wait
 
 __all__ = ["DealerSocket", "Received", "RouterSocket", "wait"]
-
 OUTBOX_LIMIT = 256  # what a dealer keeps while it is not connected; the mailbox repeats what matters
 MAX_IDENTITY_BYTES = 200
 MAX_PEERS = 16_384  # the oldest is forgotten
 MAX_OF_FAMILIES = 2048  # of them with a key that several have: they come and go, and must not push out those that stay
 _BACKLOG = 4096
 _NONCE_BYTES = 12
+REPLACED_REMEMBERED = 16  # earlier connections of one identity that stay unheard
+_RECONNECT_MS = 50
+_RECONNECT_MAX_MS = 200
+_HEARTBEAT_MS = 1_000
+_HEARTBEAT_TIMEOUT_MS = 2_000  # for the answer
+_CONNECT_TIMEOUT_MS = 1_000  # TCP would ask again after 1, 3, 7, 15, ... s
+MAX_IPC_PATH_BYTES = 100
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_DIRECTORY_MODE = 0o700
+_PROBE_S = 1.0
+_IPC = "ipc://"
+_TCP = "tcp://"
+_ANY = "*"
+_EVERY_ADDRESS = "0.0.0.0"
+_FILE_MODE = 0o600
+
+
+class Peer:
+    """The connections of one identity: the valid one, and those that it replaced."""
+
+    __slots__ = ("replaced", "routing_id")
+
+    def __init__(self, routing_id: bytes) -> None:
+        self.routing_id = routing_id
+        self.replaced: tuple[bytes, ...] = ()
+
+    def move_to(self, routing_id: bytes) -> None:
+        """Take `routing_id` as the valid connection from now on."""
+        self.replaced = (self.routing_id, *self.replaced[: REPLACED_REMEMBERED - 1])
+        self.routing_id = routing_id
 
 
 class RouterSocket(NonblockingSocket):
@@ -313,3 +346,118 @@ class DealerSocket(NonblockingSocket):
             return None
         data = frames[0].bytes
         return Received("", None, data) if data else None
+
+
+def reconnect_by_itself(socket: zmq.Socket[bytes], *, between_machines: bool) -> None:
+    """Have a socket reconnect for ever. On one machine, each end sees at once that the other is gone."""
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+    if between_machines:
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
+
+
+# --- endpoints ------------------------------------------------------------------------------------------------------
+
+
+def ipc_path(endpoint: str) -> Path | None:
+    """Return the path of a unix socket; None for TCP."""
+    if endpoint.startswith(_TCP):
+        return None
+    path = endpoint.removeprefix(_IPC)
+    if not endpoint.startswith(_IPC) or not path.startswith("/"):
+        raise ConfigurationError(f"{endpoint} is no endpoint: write tcp://host:port or ipc:///absolute/path.")
+    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+        raise ConfigurationError(
+            f"the path {path} is longer than the {MAX_IPC_PATH_BYTES} bytes that fit a unix socket: "
+            "choose a shorter run directory."
+        )
+    return Path(path)
+
+
+def require_keys(endpoint: str, keys: object | None) -> None:
+    """Raise ConfigurationError for what is no endpoint, and for TCP without keys."""
+    if ipc_path(endpoint) is None and keys is None:
+        raise ConfigurationError(f"{endpoint} needs CURVE keys: only unix sockets go without.")
+
+
+def prepare_ipc(path: Path) -> None:
+    """Check that no other user can reach a socket file: its directory is the owner's alone."""
+    folder = path.parent
+    try:
+        folder.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigurationError(f"the directory {folder} of a socket cannot be made: {error}.") from error
+    if status.st_uid != os.getuid() or status.st_mode & _OTHERS:
+        raise ConfigurationError(
+            f"{folder} is open to others (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}): "
+            "a socket in it would be too. chmod 700 it, or choose another run directory."
+        )
+    # Binding takes the path from the process that has it: only that of a dead process may be taken.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be examined: {error}. Remove it.") from error
+    raise ConfigurationError(f"another process listens at {path}: is the job running already?")
+
+
+def bound(endpoint: str) -> socket.socket:
+    """Return a socket that is bound to an endpoint, and does not listen yet. Port 0 or `*`: any that is free.
+
+    Raises OSError or ConfigurationError.
+    """
+    path = ipc_path(endpoint)
+    family: socket.AddressFamily
+    address: Any
+    if path is None:
+        host, _, port = endpoint.removeprefix(_TCP).rpartition(":")
+        if not port.isdigit() and port != _ANY:
+            raise ConfigurationError(f"{endpoint} is no endpoint: write tcp://host:port or ipc:///absolute/path.")
+        number = 0 if port == _ANY else int(port)
+        name = _EVERY_ADDRESS if host == _ANY else host.removeprefix("[").removesuffix("]")
+        family, _, _, _, address = socket.getaddrinfo(name, number, type=socket.SOCK_STREAM)[0]
+    else:
+        family, address = socket.AF_UNIX, str(path)
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if path is None:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            path.unlink(missing_ok=True)  # a dead process's leftover: see prepare_ipc
+        made.bind(address)
+        if path is not None:
+            path.chmod(_FILE_MODE)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def file_at(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of the file of that name; None when there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def name_of(listener: socket.socket) -> str:
+    """Return the endpoint that a socket is bound to."""
+    if listener.family == socket.AF_UNIX:
+        return f"{_IPC}{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{_TCP}[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{_TCP}{host}:{port}"
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files as far as it may: every client takes one, and zmq spins without."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

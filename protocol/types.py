@@ -10,18 +10,19 @@ import msgspec
 from msgspec import Meta
 
 from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Text
-from .enums import StrEnum
-from .exception_pattern import ExceptionPattern
+from .compat import StrEnum
+from .faults import ArmedFault as ArmedFault
 from .faults import Assertion as Assertion
+from .faults import ExceptionPattern
+from .faults import FaultAction as FaultAction
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
 from .faults import FaultReport as FaultReport
-from .injection import ArmedFault as ArmedFault
-from .injection import FaultAction as FaultAction
-from .injection import InjectionPoint as InjectionPoint
+from .faults import InjectionPoint as InjectionPoint
 
 CONTROLLER = "controller"
 PLATFORM = "platform"
+DETECTOR_PREFIX = "detector/"
 
 
 def node_address(node: str) -> str:
@@ -32,9 +33,6 @@ def node_address(node: str) -> str:
 def rank_address(rank: int) -> str:
     """Return the address of the processor that holds `rank`."""
     return f"rank/{rank}"
-
-
-DETECTOR_PREFIX = "detector/"
 
 
 def detector_address(name: str) -> str:
@@ -290,3 +288,11 @@ class Decision(msgspec.Struct, frozen=True):
         """Say why each cheaper rung was not taken, and then why this one was, a line each."""
         passed_over = [f"not {skipped.rung}: {skipped.reason}" for skipped in self.skipped]
         return [*passed_over, f"{self.rung}: {self.reason}"]
+
+
+class HeldLease(msgspec.Struct, frozen=True):
+    """A Lease as it was read. `holder` "": none leads. `version`: another one after each change."""
+
+    holder: str
+    duration_s: int
+    version: str

@@ -11,7 +11,7 @@ from ..controller.recovery.incident import OpenIncident, Verdict
 from ..controller.recovery.state import OVER, JobState, Phase
 from ..controller.recovery.world import NodeState
 from ..controller.recovery.world import RankState as S
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.types import Rung
 
 KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})  # the processes without a fault

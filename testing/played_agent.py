@@ -15,7 +15,7 @@ from ..processor.session import Session
 from ..processor.step_order import StepOrder, StepState
 from ..protocol import messages as m
 from ..protocol.messages import StartProcess
-from ..protocol.prepared import PreparedProcesses
+from ..protocol.reports import PreparedProcesses
 from ..protocol.types import (
     FaultKind,
     FaultReport,

@@ -6,7 +6,7 @@ import torch
 
 from ...processor.framework import OpenShard
 from ...processor.shard import Shard
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
 from .buddy import Buddies, HostPeerCopy, PeerCopy, piece_name

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...processor.group_arguments import GroupArguments
 from ...processor.train_thread import TrainThread
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.errors import Interrupted, RecoveryError
 from ...protocol.types import FaultKind, FaultLevel
 from .device import GroupNames, HandledDevice, await_free_device

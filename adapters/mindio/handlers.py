@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 
 Handler: TypeAlias = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
-from ...protocol.prepared import PreparedProcesses
+from ...protocol.reports import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
 from ...protocol.wording import numbers_text, one_line
 from .incident_text import last_words_view

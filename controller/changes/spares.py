@@ -11,7 +11,7 @@ from collections import Counter
 
 from ...policies.placement import best_spare
 from ...protocol.messages import BuildAhead
-from ...protocol.prepared import builds_ahead
+from ...protocol.reports import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
 from ..built_ahead import cover
 from ..recovery.state import JobState, Phase

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ...protocol.errors import JournalError, JournalSuperseded, StoreUnreachable
-from ...protocol.lease import HeldLease
+from ...protocol.types import HeldLease
 
 RENEWALS = 4  # in the time of a lease
 LOOP_ALIVE_S = 1.0  # after its last beat the loop counts as running for so long

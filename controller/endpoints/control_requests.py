@@ -11,8 +11,8 @@ import msgspec
 
 from ...protocol.bounds import Count, Name, Text
 from ...protocol.errors import MidstepError
+from ...protocol.identities import Role
 from ...protocol.incidents import Incident, JobStatus
-from ...protocol.operators import Role
 from ...protocol.types import ArmedFault, FaultReport
 
 MOST_PAUSED_S = 86_400

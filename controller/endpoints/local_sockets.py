@@ -19,11 +19,10 @@ from pathlib import Path
 import msgspec
 
 from ...detectors.lines import MAX_LINE_BYTES, parse_line
-from ...protocol.connection_limits import ConnectionLimits
-from ...protocol.endpoints import prepare_ipc
+from ...protocol.compat import within
+from ...protocol.connection import ConnectionLimits
 from ...protocol.errors import ConfigurationError, DocumentError, MidstepError
-from ...protocol.time_limit import within
-from ...protocol.transport import DealerSocket, RouterSocket, wait
+from ...protocol.transport import DealerSocket, RouterSocket, prepare_ipc, wait
 from ...protocol.types import FaultReport
 from .control_requests import Accepted, Refused, Reply, Request, decode_reply
 

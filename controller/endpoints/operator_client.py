@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import zmq
 
-from ...protocol.controller_addresses import each_address
+from ...protocol.discovery import each_address
 from ...protocol.errors import NotAdmitted
-from ...protocol.handshake_watch import HandshakeWatch
+from ...protocol.identities import family_of
 from ...protocol.keys import ClientKeys
-from ...protocol.operators import family_of
+from ...protocol.nonblocking import HandshakeWatch
 from ...protocol.token import RoleToken, expiry_text
 from ...protocol.transport import DealerSocket
 from .control_requests import Reply, Request, decode_reply

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...protocol.operators import Role, role_of
+from ...protocol.identities import Role, role_of
 from ...protocol.transport import Received
 from .control_requests import RIGHTS, IncidentsRequest, Refused, Reply, Request, StatusRequest, StoryRequest, refusal_of
 from .local_sockets import ControlServer

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...protocol.time_limit import within
+from ...protocol.compat import within
 from ..etcd.place import EtcdPlace
 from ..journal.reading import read_story
 from ..opening import ControllerPlace

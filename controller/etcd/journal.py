@@ -16,8 +16,8 @@ from types import TracebackType
 import msgspec
 
 from ...policies.schema import Policy
-from ...protocol.dedup import SenderMemory
 from ...protocol.errors import ElectionLost, JournalError, StoreUnreachable
+from ...protocol.mailbox import SenderMemory
 from ...protocol.types import JobSpec
 from ..clock import Clock
 from ..journal import event_rows

@@ -1,5 +1,6 @@
 """When a node comes, goes, or cannot be had."""
 
+from ...protocol.environment import visible_devices
 from ...protocol.incidents import HoldRecord
 from ...protocol.messages import (
     IntroduceNode,
@@ -12,7 +13,6 @@ from ...protocol.messages import (
     WelcomeNode,
 )
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, RunningProcess, node_address
-from ...protocol.visible_devices import visible_devices
 from ..changes.drain import newcomer_of
 from ..changes.generation import nodes_needed, request_node, start_if_possible
 from ..changes.node_checks import check, forget, outstanding_checks

@@ -17,7 +17,7 @@ from ...protocol.messages import (
     Resume,
     WelcomeNode,
 )
-from ...protocol.prepared import builds_ahead
+from ...protocol.reports import builds_ahead
 from ...protocol.types import PLATFORM, node_address, rank_address
 from ..changes.drain import outstanding_starts
 from ..changes.generation import given_back, start_command

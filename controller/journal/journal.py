@@ -19,8 +19,8 @@ from types import TracebackType
 import msgspec
 
 from ...policies.schema import Policy
-from ...protocol.dedup import SenderMemory
 from ...protocol.errors import ElectionLost, JournalError, JournalSuperseded
+from ...protocol.mailbox import SenderMemory
 from ...protocol.types import JobSpec
 from ..clock import Clock
 from ..election.election import Election, Leadership

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ...protocol.dedup import SenderMemory
+from ...protocol.mailbox import SenderMemory
 from ...protocol.types import CONTROLLER
 
 

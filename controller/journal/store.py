@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...protocol.dedup import SenderMemory
+from ...protocol.mailbox import SenderMemory
 from ..clock import Clock
 from ..recovery.events import Event
 from .records import Founding

@@ -7,8 +7,7 @@ the event that caused them is durable.
 
 import msgspec
 
-from ...protocol.enrolment import NodeEnrolled
-from ...protocol.messages import Command, Report
+from ...protocol.messages import Command, NodeEnrolled, Report
 from ...protocol.types import ArmedFault
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...policies.budgets import Spent
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.incidents import HoldRecord, Incident, Outcome, PhaseRecord, RankPhase
 from ...protocol.types import Decision, FaultReport, RestoreSource, Rung
 

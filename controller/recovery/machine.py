@@ -12,9 +12,9 @@ import msgspec
 
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
-from ...protocol.enrolment import NodeEnrolled
 from ...protocol.errors import SnapshotUnreadable
 from ...protocol.incidents import Incident, JobStatus, RankStatus
+from ...protocol.messages import NodeEnrolled
 from ...protocol.types import JobSpec
 from ..changes.generation import wait_for_nodes
 from ..changes.planned_changes import follow, node_status

@@ -13,7 +13,7 @@ import msgspec
 from ...policies.budgets import NodeFailure, Spent
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.messages import Command
 from ...protocol.types import (
     Decision,

@@ -19,8 +19,8 @@ from typing import NoReturn
 import msgspec
 
 from ...policies.schema import Policy
-from ...protocol.dedup import SenderMemory
 from ...protocol.errors import ElectionLost, JournalError, JournalSuperseded, StoreUnreachable
+from ...protocol.mailbox import SenderMemory
 from ...protocol.types import JobSpec
 from ..clock import Clock, HeardClock
 from ..election.election import Election, Leadership

@@ -27,8 +27,7 @@ from ...policies.files import render
 from ...policies.scripted_roles import JobOfRoles, parse_roles
 from ...policies.yaml_text import read_text
 from ...protocol.errors import ConfigurationError
-from ...protocol.secret_files import read_token
-from ...protocol.token import FullToken, full, new_token
+from ...protocol.token import FullToken, full, new_token, read_token
 from ..directories import HIGHEST_ATTEMPT, checked_name, role_job
 from ..job import Start, new_name, policy_of
 from . import Echo, PodFlags

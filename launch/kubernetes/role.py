@@ -20,11 +20,10 @@ from ...platforms.kubernetes.fleet import PodPhase, read_pod
 from ...platforms.kubernetes.objects import FILES, SETTINGS_FILE, lease_store, manifests
 from ...platforms.kubernetes.pods import TOKEN_FOLDER
 from ...platforms.kubernetes.settings import Settings, read_settings
-from ...protocol.controller_addresses import endpoints
+from ...protocol.discovery import endpoints
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.messages import EndJob
-from ...protocol.secret_files import read_token
-from ...protocol.token import FullToken, full, operating
+from ...protocol.token import FullToken, full, operating, read_token
 from ..directories import read_group, role_job
 from ..reached_job import JobElsewhere
 from ..roles import LaunchedRole, OpenedGroup, reopened_group

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
+from ...protocol.compat import within
 from ...protocol.errors import ConfigurationError, PlatformError
-from ...protocol.time_limit import within
 
 try:
     import httpx2

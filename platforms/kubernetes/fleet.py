@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.messages import NodeGoing, NodeLost, NodeStaying
 from . import names
 

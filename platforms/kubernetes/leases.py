@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import msgspec
 
 from ...protocol.errors import ConfigurationError, JournalError, StoreUnreachable
-from ...protocol.lease import HeldLease
+from ...protocol.types import HeldLease
 
 try:
     import httpx2

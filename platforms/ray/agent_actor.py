@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from ...protocol.discovery import ENDPOINT_NAME
-from ...protocol.key_pairs import KeyPair
 from ...protocol.keys import ClientKeys, JobKeys
 from ...protocol.own_programs import own_program
 from ...protocol.private_files import replace_file
 from ...protocol.run_directories import RunDirectory, claim, clear_abandoned
+from ...protocol.token import KeyPair
 from ...protocol.types import node_address
 from ..processes import NodeMark, kill_tree, open_log
 from .library import library

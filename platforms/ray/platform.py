@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...protocol.compat import within
 from ...protocol.discovery import read_endpoint
 from ...protocol.errors import ConfigurationError
 from ...protocol.keys import JobKeys
@@ -29,7 +30,6 @@ from ...protocol.messages import (
     PlatformJoined,
 )
 from ...protocol.private_files import replace_file
-from ...protocol.time_limit import within
 from ...protocol.types import PLATFORM, node_address
 from ..peer import PlatformPeer
 from .agent_actor import NodeOrder, Placed

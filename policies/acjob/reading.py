@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.errors import PolicyError
 from ...protocol.types import Rung
 from ..yaml_text import refuse_lines

@@ -10,7 +10,7 @@ from importlib import resources
 
 import msgspec
 
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.plain_yaml import write_yaml
 from ...protocol.types import Rung
 from ...protocol.wording import one_line

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from ...protocol import messages as m
-from ...protocol.enums import StrEnum
+from ...protocol.compat import StrEnum
 from ...protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed, MidstepError
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import Envelope, Message

@@ -21,7 +21,7 @@ from ...protocol.messages import (
     NodeStaying,
     PlatformJoined,
 )
-from ...protocol.prepared import PreparedProcesses
+from ...protocol.reports import PreparedProcesses
 from ...protocol.types import (
     CONTROLLER,
     PLATFORM,

@@ -26,8 +26,8 @@ from midstep.controller.recovery.events import Event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.switchover import Switchover
 from midstep.policies.schema import default_policy, job_settings
+from midstep.protocol.compat import within
 from midstep.protocol.messages import NodeJoined
-from midstep.protocol.time_limit import within
 from midstep.protocol.transport import DealerSocket, Received, wait
 from midstep.protocol.types import JobSpec, StoreEndpoint
 

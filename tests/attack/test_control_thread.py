@@ -15,8 +15,8 @@ import pytest
 
 from midstep.processor import client as client_module
 from midstep.processor.client import Client
+from midstep.protocol.codec import envelopes_of, frame_of
 from midstep.protocol.errors import MailboxFull, RecoveryError
-from midstep.protocol.frames import envelopes_of, frame_of
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Ack, Envelope, RankFinished, Resume
 from midstep.protocol.transport import RouterSocket

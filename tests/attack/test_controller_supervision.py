@@ -30,9 +30,9 @@ from midstep.launch.job import PreparedJob
 from midstep.launch.processes import Backoff
 from midstep.launch.supervisor import Supervisor, read_notice, why_no_answer
 from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
+from midstep.protocol.compat import within
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim
-from midstep.protocol.time_limit import within
 from midstep.protocol.types import CONTROLLER, JobSpec
 
 from .attack import attack

@@ -15,8 +15,8 @@ import pytest
 from midstep.detectors.documents import documents_in
 from midstep.detectors.files import FileDetector
 from midstep.detectors.lines import parse_line
+from midstep.protocol.compat import within
 from midstep.protocol.errors import DocumentError
-from midstep.protocol.time_limit import within
 from midstep.protocol.types import Assertion, FaultLevel, FaultReport
 
 from .attack import attack

@@ -16,10 +16,10 @@ from midstep.detectors.reporter import FaultReporter
 from midstep.launch import launcher as fault_watch
 from midstep.launch.processes import Backoff
 from midstep.policies.schema import FaultPolicy
+from midstep.protocol.compat import within
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
-from midstep.protocol.time_limit import within
 from midstep.protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, detector_address
 
 from ..chaos.jobs import Job

@@ -9,7 +9,7 @@ import pytest
 from midstep.controller.recovery.events import Action, ControllerStarted, Send
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
-from midstep.protocol import frames
+from midstep.protocol import codec as frames
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     Ack,

@@ -13,12 +13,17 @@ from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
 from midstep.launch.job import let_nodes_join
 from midstep.protocol.codec import PROTOCOL_VERSION
-from midstep.protocol.enrolment import EnrolmentRefused, EnrolmentRequested, NodeEnrolled, RefusedBecause
-from midstep.protocol.key_pairs import random_pair
+from midstep.protocol.identities import Role
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.messages import Envelope, NodeJoined
-from midstep.protocol.operators import Role
-from midstep.protocol.token import new_token
+from midstep.protocol.messages import (
+    EnrolmentRefused,
+    EnrolmentRequested,
+    Envelope,
+    NodeEnrolled,
+    NodeJoined,
+    RefusedBecause,
+)
+from midstep.protocol.token import new_token, random_pair
 from midstep.protocol.types import StoreEndpoint
 
 from .attack import attack

@@ -228,7 +228,7 @@ def test_a_mount_in_an_abandoned_directory_is_left(
 )
 def test_what_is_swapped_during_the_removal_is_not_followed(tmp_path: Path, victim: Path) -> None:
     """A directory that becomes a link between two looks is unlinked."""
-    from midstep.protocol.removal import remove_tree
+    from midstep.protocol.run_directories import remove_tree
 
     root, aside, link = tmp_path / "root", tmp_path / "aside", tmp_path / "link"
     link.symlink_to(victim)

@@ -11,7 +11,7 @@ from pathlib import Path
 from midstep.controller.endpoints import local_sockets as control_socket
 from midstep.controller.endpoints.control_requests import Accepted, Request, StopJobRequest
 from midstep.controller.endpoints.local_sockets import DETECTORS_SOCKET, MAX_CONNECTIONS, LineServer
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 
 from .attack import attack
 from .served import DESCRIPTORS, PATIENCE_S, REFUSED, A, B, Served, descriptors_here, served

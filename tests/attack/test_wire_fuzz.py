@@ -14,7 +14,8 @@ from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol import codec, frames
+from midstep.protocol import codec
+from midstep.protocol import codec as frames
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Ack, Command, Envelope, NodeHeartbeat, NodeJoined, Report
 from midstep.protocol.transport import Received, RouterSocket

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from midstep.protocol.injection import InjectionPoint
+from midstep.protocol.faults import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.injection import ArmedFault, FaultAction, InjectionPoint
+from midstep.protocol.faults import ArmedFault, FaultAction, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob

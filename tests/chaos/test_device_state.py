@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from midstep.devices.kinds import device_kind
-from midstep.protocol.injection import InjectionPoint
+from midstep.protocol.faults import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob

@@ -12,9 +12,9 @@ import pytest
 
 from midstep.protocol.connection import OTHER_KEYS
 from midstep.protocol.exits import NOT_ADMITTED, RESTART_HERE
-from midstep.protocol.gatekeeper import REPLACED_KEY
+from midstep.protocol.front import REPLACED_KEY
+from midstep.protocol.identities import Role
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.operators import Role
 from midstep.protocol.token import FullToken, new_token, parse_token
 
 from .comparing import assert_nobody_harmed, assert_same_numbers

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from midstep.protocol import link as link_module
+from midstep.protocol.codec import envelopes_of
 from midstep.protocol.discovery import Lookup
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.frames import envelopes_of
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import NodeRefused

@@ -16,8 +16,8 @@ from midstep.policies.scripted_roles import JobOfRoles
 from midstep.processor import role as role_module
 from midstep.processor.role import RoleStore, role
 from midstep.protocol import environment as env
+from midstep.protocol.discovery import read_role_store
 from midstep.protocol.errors import Interrupted, NotUnderMidstep, RoleStoreError
-from midstep.protocol.role_store import read_role_store
 
 FOUNDING = GroupFounding("rl", JobOfRoles((), (), None), {}, "/", "local", True, "secret")
 

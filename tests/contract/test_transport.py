@@ -13,14 +13,22 @@ import pytest
 import zmq
 
 from midstep.protocol.codec import MAX_FRAME_BYTES
+from midstep.protocol.compat import within
 from midstep.protocol.connection import OTHER_KEYS
-from midstep.protocol.endpoints import bound, name_of
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.key_pairs import random_pair
 from midstep.protocol.keys import ClientKeys, JobKeys, ServerKeys
 from midstep.protocol.nonblocking import NonblockingSocket
-from midstep.protocol.time_limit import within
-from midstep.protocol.transport import MAX_IDENTITY_BYTES, OUTBOX_LIMIT, DealerSocket, Received, RouterSocket, wait
+from midstep.protocol.token import random_pair
+from midstep.protocol.transport import (
+    MAX_IDENTITY_BYTES,
+    OUTBOX_LIMIT,
+    DealerSocket,
+    Received,
+    RouterSocket,
+    bound,
+    name_of,
+    wait,
+)
 
 PATIENCE_S = 20.0
 QUIET_S = 0.4  # long enough for something to arrive that must not

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from midstep.protocol.enums import StrEnum
+from midstep.protocol.compat import StrEnum
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from .job import Job

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.enums import StrEnum
+from midstep.protocol.compat import StrEnum
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 

@@ -21,8 +21,7 @@ from midstep.controller.handlers.transitions import LEADS_TO
 from midstep.controller.recovery import world
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NEXT, RankEvent, RankState, after
-from midstep.protocol.enrolment import NodeEnrolled
-from midstep.protocol.messages import NodeChecked
+from midstep.protocol.messages import NodeChecked, NodeEnrolled
 from midstep.testing.simulation.campaign import run_seeds
 
 RECORDING = Path(__file__).with_name("recording.txt")

@@ -7,11 +7,12 @@ import pytest
 
 from midstep.agent.main import OwnProgram, read_program, write_program
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol import absence, controller_addresses
-from midstep.protocol.absence import Absence
-from midstep.protocol.agent_end import AgentEnd, read_agent_end, write_agent_end
+from midstep.protocol import discovery as controller_addresses
+from midstep.protocol import link as absence
+from midstep.protocol.compat import within
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.time_limit import within
+from midstep.protocol.exits import AgentEnd, read_agent_end, write_agent_end
+from midstep.protocol.link import Absence
 from midstep.protocol.types import JobSpec
 
 FIRST, SECOND = "tcp://192.0.2.10:1", "tcp://192.0.2.11:1"

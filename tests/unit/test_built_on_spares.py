@@ -9,7 +9,7 @@ from midstep.controller.built_ahead import cover
 from midstep.controller.recovery.events import ControllerStarted, Log, Send
 from midstep.policies.schema import Policy, StandbyPolicy, default_policy
 from midstep.protocol.messages import BuildAhead, NodeLost, ProcessesPrepared, StartProcess
-from midstep.protocol.prepared import PreparedProcesses
+from midstep.protocol.reports import PreparedProcesses
 from midstep.protocol.types import FaultKind, FaultLevel, JobSettings, StandbyDepth
 
 from ..fakes.cluster import FakeCluster, job, only

@@ -5,7 +5,7 @@ import pytest
 
 from midstep.agent.built_pool import fits, is_time
 from midstep.protocol import environment as names
-from midstep.protocol.prepared import builds_ahead
+from midstep.protocol.reports import builds_ahead
 from midstep.protocol.types import Activity, JobSettings, JobSpec, RankProgress, StandbyDepth
 
 BUILT = JobSettings(standby_depth=StandbyDepth.BUILT)

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from midstep.protocol.connection_limits import limits_by_descriptors
+from midstep.protocol.connection import limits_by_descriptors
 
 NODES = 1250  # of a job of 10,000 ranks
 

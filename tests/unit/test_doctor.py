@@ -11,7 +11,7 @@ from midstep.cli.doctor import examine, plan
 from midstep.devices import fake
 from midstep.devices.kinds import FAKE, NPU
 from midstep.devices.npu_environment import DEFAULTS
-from midstep.protocol.injection import DEVICE_FAULT_ACTIONS
+from midstep.protocol.faults import DEVICE_FAULT_ACTIONS
 
 
 class Library:

@@ -9,8 +9,8 @@ from midstep.controller.endpoints.control_requests import IncidentsReply, Incide
 from midstep.launch.reached_job import JobElsewhere
 from midstep.platforms.base import EndedIncident
 from midstep.protocol.errors import MidstepError
+from midstep.protocol.identities import Role
 from midstep.protocol.incidents import Incident, Outcome
-from midstep.protocol.operators import Role
 from midstep.protocol.token import new_token
 from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung
 

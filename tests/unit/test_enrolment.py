@@ -13,27 +13,25 @@ from midstep.controller.enrolment import COMES_UP_S, EnrolmentBook, Standing
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
 from midstep.protocol.codec import PROTOCOL_VERSION, decode, encode
-from midstep.protocol.enrolment import (
-    EnrolmentRefused,
-    EnrolmentRequested,
-    NodeEnrolled,
-    RefusedBecause,
-)
 from midstep.protocol.exits import ANOTHER_NODE
 from midstep.protocol.identities import may_be
-from midstep.protocol.key_pairs import random_pair
 from midstep.protocol.keys import JobKeys, JoiningTerms
 from midstep.protocol.messages import (
     ArmFault,
     CreateNode,
     DeleteNode,
     EndJob,
+    EnrolmentRefused,
+    EnrolmentRequested,
     Envelope,
     KillNode,
     Message,
+    NodeEnrolled,
     NodeJoined,
     NodeLost,
+    RefusedBecause,
 )
+from midstep.protocol.token import random_pair
 from midstep.protocol.types import FaultAction, StoreEndpoint
 
 KEYS = [random_pair().public for _ in range(4)]

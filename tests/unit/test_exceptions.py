@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, known_patterns, parse_patterns, reaction
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError, ProtocolViolation
-from midstep.protocol.exception_pattern import ExceptionPattern
+from midstep.protocol.faults import ExceptionPattern
 from midstep.protocol.types import FaultKind, FaultLevel
 
 PATTERNS = known_patterns()

@@ -6,7 +6,7 @@ import pytest
 
 from midstep.launch.rank_environment import load_schedule
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.injection import ArmedFault, FaultAction, InjectionPoint
+from midstep.protocol.faults import ArmedFault, FaultAction, InjectionPoint
 
 
 def load(tmp_path: Path, *entries: str) -> tuple[ArmedFault, ...]:

@@ -7,9 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.protocol.codec import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
+from midstep.protocol.codec import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    MOST_OF_A_FRAME,
+    PROTOCOL_VERSION,
+    decode,
+    encode,
+    envelopes_of,
+    frame_of,
+    pack,
+    unpack,
+)
 from midstep.protocol.errors import MalformedMessage, OversizedMessage, WireError
-from midstep.protocol.frames import MOST_OF_A_FRAME, envelopes_of, frame_of, pack, unpack
 from midstep.protocol.messages import Ack, Envelope
 
 

@@ -10,8 +10,7 @@ from midstep.agent.relay import Relay
 from midstep.controller.recovery.events import ControllerStarted, Send
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
-from midstep.protocol.codec import encode
-from midstep.protocol.frames import envelopes_of, frame_of, pack
+from midstep.protocol.codec import encode, envelopes_of, frame_of, pack
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Ack, Envelope, NodeHeartbeat, Quiesce, RankFinished, StartProcess

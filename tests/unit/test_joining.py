@@ -29,7 +29,7 @@ from midstep.launch.meeting import (
     meets_itself,
 )
 from midstep.launch.meeting import RendezvousPoint as Point
-from midstep.protocol.controller_addresses import endpoints, split
+from midstep.protocol.discovery import endpoints, split
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.token import FullToken, new_token, parse_token
 

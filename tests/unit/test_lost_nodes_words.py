@@ -14,8 +14,8 @@ from midstep.controller import driver as last_words
 from midstep.controller.driver import KeptWords
 from midstep.protocol.bounds import LONGEST_TEXT, LONGEST_WORDS, MOST_OF_NODES_WORDS, MOST_WITH_WORDS, fits
 from midstep.protocol.incidents import Incident
-from midstep.protocol.last_words import LONGEST_OUTPUT, in_lines, room_of_each, size_of
 from midstep.protocol.messages import FaultReported, NodeLost
+from midstep.protocol.rank_logs import LONGEST_OUTPUT, in_lines, room_of_each, size_of
 from midstep.protocol.reports import NodeWords, RankWords
 from midstep.protocol.types import FaultKind, FaultReport, RunningProcess
 

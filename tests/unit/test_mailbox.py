@@ -6,11 +6,9 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from midstep.protocol.dedup import WINDOW, SenderMemory
 from midstep.protocol.errors import ConfigurationError, MailboxFull
-from midstep.protocol.mailbox import DETECTOR_QUIET_S, Mailbox
+from midstep.protocol.mailbox import DETECTOR_QUIET_S, WINDOW, Mailbox, Refusal, SenderMemory, Taken
 from midstep.protocol.messages import Ack, Envelope, ProbeProgress, Quiesce, RankFinished
-from midstep.protocol.taken import Refusal, Taken
 from midstep.protocol.types import CONTROLLER
 
 QUIESCE = Quiesce(rank=0, generation=1)

@@ -22,7 +22,7 @@ from midstep.processor.exceptions import chain_of, classify, known_patterns
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError
-from midstep.protocol.injection import DEVICE_FAULT_ACTIONS, FaultAction
+from midstep.protocol.faults import DEVICE_FAULT_ACTIONS, FaultAction
 from midstep.protocol.types import ShardHold
 
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}

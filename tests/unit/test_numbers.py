@@ -15,9 +15,9 @@ from midstep.cli.numbers import NodesAsked
 from midstep.launch.job import Start, create_job
 from midstep.launch.rank_environment import load_schedule
 from midstep.protocol.bounds import LARGEST_NUMBER
-from midstep.protocol.controller_addresses import MOST_ENDPOINTS, each_address
+from midstep.protocol.discovery import MOST_ENDPOINTS, each_address
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.injection import ArmedFault
+from midstep.protocol.faults import ArmedFault
 from midstep.protocol.token import new_token, token_text
 
 TWENTY_DIGITS = "9" * 20

@@ -25,10 +25,9 @@ from midstep.controller.endpoints.remote_operators import RemoteOperators
 from midstep.controller.endpoints.request_handler import page
 from midstep.launch.job import let_nodes_join
 from midstep.protocol.errors import ConfigurationError, KeyExpired
-from midstep.protocol.identities import may_be
+from midstep.protocol.identities import Role, family_of, may_be, role_of
 from midstep.protocol.incidents import Incident
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.operators import Role, family_of, role_of
 from midstep.protocol.token import (
     FullToken,
     RoleToken,

@@ -6,7 +6,7 @@ import pytest
 
 from midstep.launch.reached_job import HereJob, JobElsewhere, reached
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.operators import Role
+from midstep.protocol.identities import Role
 from midstep.protocol.token import Token, new_token, token_text
 
 TOKEN = new_token()

@@ -11,9 +11,9 @@ import pytest
 
 from midstep.controller.relaunch_hook import RelaunchHook, homes_of, relaunches
 from midstep.policies.files import parse_policy
+from midstep.protocol.compat import within
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
-from midstep.protocol.time_limit import within
 
 WAIT_S = 30.0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from midstep.agent.linux import ignores
-from midstep.protocol.shared_signals import hear_for_all, heard, is_left_to_launcher, leave_to_launcher
+from midstep.protocol.exits import hear_for_all, heard, is_left_to_launcher, leave_to_launcher
 
 
 @pytest.fixture(autouse=True)

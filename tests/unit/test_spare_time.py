@@ -7,7 +7,7 @@ import pytest
 from midstep.agent import main as spare_time
 from midstep.agent.main import Departure
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 
 
 def test_what_comes_in_time_is_returned() -> None:

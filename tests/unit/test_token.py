@@ -8,9 +8,8 @@ from click.testing import CliRunner
 
 from midstep.cli.main import main
 from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.identities import Role
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.operators import Role
-from midstep.protocol.secret_files import read_token
 from midstep.protocol.token import (
     FullToken,
     JoinToken,
@@ -19,6 +18,7 @@ from midstep.protocol.token import (
     job_of,
     new_token,
     parse_token,
+    read_token,
     token_text,
 )
 

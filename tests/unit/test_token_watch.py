@@ -10,8 +10,8 @@ from midstep.launch.job import let_nodes_join
 from midstep.launch.joining import TokenWatch
 from midstep.protocol import keys
 from midstep.protocol.errors import KeyReplaced
+from midstep.protocol.identities import Role, family_of
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.operators import Role, family_of
 from midstep.protocol.token import FullToken, JoinToken, new_token, token_text
 
 JOB = "demo"

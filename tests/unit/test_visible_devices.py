@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from midstep.cli.views.status_view import status_view
+from midstep.protocol.environment import CONTAINER, PROCESS, visible_devices
 from midstep.protocol.incidents import StandingFault
 from midstep.protocol.messages import FaultReported, NodeJoined, Quiesce, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, RunningProcess, StoreEndpoint
-from midstep.protocol.visible_devices import CONTAINER, PROCESS, visible_devices
 
 from ..fakes.cluster import FakeCluster, job, only
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstep.protocol.connection import Connection
-from midstep.protocol.connection_limits import ConnectionLimits
-from midstep.protocol.waiting_room import HANDSHAKE_S, SILENT_S, WaitingRoom
+from midstep.protocol.connection import HANDSHAKE_S, SILENT_S, Connection, ConnectionLimits, WaitingRoom
 
 LIMITS = ConnectionLimits(connections=10, unproven=4, unproven_per_address=3)
 OURS, THEIRS = "10.0.0.1", "10.0.0.2"

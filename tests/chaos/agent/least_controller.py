@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from midstep.protocol.frames import envelopes_of, frame_of
+from midstep.protocol.codec import envelopes_of, frame_of
+from midstep.protocol.compat import within
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import Envelope, Message
-from midstep.protocol.time_limit import within
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, PLATFORM, node_address
 

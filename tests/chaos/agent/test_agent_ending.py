@@ -9,6 +9,7 @@ import msgspec
 import psutil
 import pytest
 
+from midstep.protocol.exits import hear_for_all
 from midstep.protocol.messages import (
     ArmFault,
     EndJob,
@@ -19,7 +20,6 @@ from midstep.protocol.messages import (
     ProcessExited,
     ProgressReported,
 )
-from midstep.protocol.shared_signals import hear_for_all
 from midstep.protocol.types import ArmedFault, FaultAction
 
 from .conftest import SETTINGS

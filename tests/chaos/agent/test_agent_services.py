@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from midstep.protocol.frames import envelopes_of, frame_of
+from midstep.protocol.codec import envelopes_of, frame_of
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     FaultReported,

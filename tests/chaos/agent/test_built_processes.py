@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from midstep.protocol.messages import BuildAhead, NodeHeartbeat, ProcessesPrepared, StartProcess, StopProcess
-from midstep.protocol.prepared import PreparedProcesses
+from midstep.protocol.reports import PreparedProcesses
 from midstep.protocol.types import Rendezvous, StandbyDepth
 
 from .conftest import SETTINGS

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from midstep.platforms.local import LocalOptions, LocalPlatform
+from midstep.protocol.compat import within
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeJoined, NodeLost, NodeRefused
-from midstep.protocol.time_limit import within
 from midstep.protocol.types import PLATFORM, node_address
 
 from .conftest import CHEAP

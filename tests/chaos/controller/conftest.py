@@ -18,7 +18,7 @@ from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
 from midstep.policies.schema import default_policy, job_settings
-from midstep.protocol import frames
+from midstep.protocol import codec as frames
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import JobStatus, Outcome
 from midstep.protocol.keys import JobKeys

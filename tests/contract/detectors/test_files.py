@@ -11,7 +11,7 @@ import pytest
 
 from midstep.detectors.files import FileDetector
 from midstep.detectors.public_fault import NO_SERIALS
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 from midstep.protocol.types import Assertion, FaultKind, FaultReport
 
 PATIENCE_S = 30.0

@@ -24,7 +24,7 @@ from midstep.controller.recovery.events import Action, Event, Send
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
 from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
-from midstep.protocol import frames
+from midstep.protocol import codec as frames
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox

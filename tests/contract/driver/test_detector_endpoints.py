@@ -13,10 +13,10 @@ import pytest
 from midstep.controller.endpoints.local_sockets import DETECTORS_SOCKET, LineServer
 from midstep.detectors.lines import MAX_LINE_BYTES
 from midstep.detectors.reporter import FaultReporter, NotTaken
+from midstep.protocol.compat import within
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.messages import FaultReported, NodeLost
-from midstep.protocol.time_limit import within
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from midstep.controller.recovery.events import (
     Send,
     StopRequested,
 )
-from midstep.protocol import frames
+from midstep.protocol import codec as frames
+from midstep.protocol.compat import within
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.messages import (
     EndJob,
@@ -28,7 +29,6 @@ from midstep.protocol.messages import (
     StartProcess,
 )
 from midstep.protocol.reports import RankWords
-from midstep.protocol.time_limit import within
 from midstep.protocol.types import Activity, RankProgress, Rendezvous, RunningProcess, StoreEndpoint
 
 if TYPE_CHECKING:

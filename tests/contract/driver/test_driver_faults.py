@@ -20,7 +20,8 @@ from midstep.controller.endpoints.control_requests import (
 )
 from midstep.controller.endpoints.local_sockets import NoController, ask, socket_path
 from midstep.controller.recovery.events import Finish, InjectRequested, KillNodeRequested, Send, StopRequested
-from midstep.protocol import frames
+from midstep.protocol import codec as frames
+from midstep.protocol.compat import within
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import (
     ArmFault,
@@ -32,7 +33,6 @@ from midstep.protocol.messages import (
     ProcessStarted,
     RankFinished,
 )
-from midstep.protocol.time_limit import within
 from midstep.protocol.transport import DealerSocket, wait
 from midstep.protocol.types import (
     ArmedFault,

@@ -25,9 +25,9 @@ from midstep.controller.endpoints.operator_client import ask_from_elsewhere
 from midstep.detectors.reporter import FaultReporter
 from midstep.launch.job import let_nodes_join
 from midstep.protocol.errors import NotAdmitted
+from midstep.protocol.identities import Role, family_of
 from midstep.protocol.keys import ClientKeys, JobKeys
 from midstep.protocol.messages import FaultReported
-from midstep.protocol.operators import Role, family_of
 from midstep.protocol.token import FullToken, RoleToken, new_token
 from midstep.protocol.transport import DealerSocket
 from midstep.protocol.types import Assertion, FaultKind, FaultReport

@@ -10,9 +10,9 @@ from midstep.cli.detector import Watched, report_faults, way_with_token
 from midstep.cli.standing_by import LEFT, until_one_listens
 from midstep.controller.journal.paths import journal_path
 from midstep.launch.reached_job import JobElsewhere
+from midstep.protocol.compat import within
+from midstep.protocol.identities import Role
 from midstep.protocol.messages import FaultReported
-from midstep.protocol.operators import Role
-from midstep.protocol.time_limit import within
 from midstep.protocol.token import RoleToken, new_token
 
 from ..kubernetes.api_server import served

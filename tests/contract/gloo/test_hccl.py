@@ -17,7 +17,7 @@ from midstep.devices import device_named
 from midstep.devices import fake as calls
 from midstep.devices.fake_chip import CHIP
 from midstep.protocol.errors import CommunicatorAborted, LinkUpFailed
-from midstep.protocol.injection import FaultAction
+from midstep.protocol.faults import FaultAction
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks

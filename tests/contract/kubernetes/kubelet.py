@@ -10,7 +10,7 @@ from typing import Any
 
 from midstep.platforms.kubernetes import names
 from midstep.platforms.kubernetes.settings import Settings, encode
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 from midstep.protocol.token import TOKEN_VARIABLE, FullToken, full, parse_token, token_text
 
 from .api_server import served

@@ -10,7 +10,7 @@ import pytest
 
 from midstep.launch.kubernetes.config_maps import ConfigMapDetector
 from midstep.platforms.kubernetes.api import Api
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 from .api_server import ApiServer, served

@@ -12,8 +12,8 @@ from midstep.platforms.kubernetes.api import Api
 from midstep.platforms.kubernetes.names import owner_reference
 from midstep.platforms.kubernetes.objects import Submission, manifests
 from midstep.platforms.kubernetes.settings import Settings
+from midstep.protocol.compat import within
 from midstep.protocol.errors import PlatformError
-from midstep.protocol.time_limit import within
 from midstep.protocol.token import new_token
 
 from .api_server import ApiServer, served

@@ -13,6 +13,7 @@ from midstep.platforms.kubernetes import api as api_module
 from midstep.platforms.kubernetes import deployment
 from midstep.platforms.kubernetes.platform import KubernetesPlatform, kubernetes_platform
 from midstep.platforms.kubernetes.settings import Settings, encode
+from midstep.protocol.compat import within
 from midstep.protocol.errors import ConfigurationError, MidstepError
 from midstep.protocol.messages import (
     CreateNode,
@@ -24,7 +25,6 @@ from midstep.protocol.messages import (
     NodeRefused,
     Report,
 )
-from midstep.protocol.time_limit import within
 from midstep.protocol.token import new_token
 
 from .api_server import ApiServer, served

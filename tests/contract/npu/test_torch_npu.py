@@ -12,7 +12,7 @@ from tests.contract.npu.wheels import RELEASES, NotReachable, Sources, Wheel, wh
 
 from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call
 from midstep.processor.exceptions import known_patterns
-from midstep.protocol.exception_pattern import ExceptionPattern
+from midstep.protocol.faults import ExceptionPattern
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
 ONLY_DOCUMENTED = {"operator_timeout", "device_lost", "device_busy"}

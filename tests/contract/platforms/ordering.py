@@ -20,10 +20,9 @@ from midstep.controller.routes import Routes
 from midstep.launch.job import let_nodes_join
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol import environment as names
-from midstep.protocol.enrolment import EnrolmentRequested
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Command, DeleteNode, EndJob, Envelope, NodeJoined, NodeLost
+from midstep.protocol.messages import Command, DeleteNode, EndJob, EnrolmentRequested, Envelope, NodeJoined, NodeLost
 from midstep.protocol.token import new_token, token_text
 from midstep.protocol.transport import RouterSocket
 from midstep.protocol.types import CONTROLLER, PLATFORM, node_address

@@ -13,7 +13,7 @@ import pytest
 
 from midstep.cli.standing_by import LEFT
 from midstep.platforms.peer import PlatformPeer, keys_from
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 from midstep.protocol.token import TOKEN_VARIABLE, new_token, token_text
 
 LONG_S = 60.0

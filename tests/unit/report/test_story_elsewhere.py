@@ -19,7 +19,7 @@ from midstep.controller.journal.paths import journal_path
 from midstep.controller.opening import ControllerPlace
 from midstep.controller.story import StoryEntry, turns
 from midstep.policies.schema import default_policy
-from midstep.protocol.time_limit import within
+from midstep.protocol.compat import within
 
 from ...fakes.cluster import FakeCluster, job
 
