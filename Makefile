@@ -18,8 +18,8 @@ NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
 QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not ray and not slurm
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
-# Other seeds with each commit.
-SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo f4240)):1000000000
+# Other seeds with each change of the controller.
+SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
 SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore versions ray kubernetes \
 	nightly-kubernetes nightly-machines nightly-megatron
 
