@@ -20,10 +20,10 @@ from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
 from ..protocol.exits import NOT_ADMITTED, AgentEnd, leave_to_launcher, write_agent_end
 from ..protocol.private_files import make_private_directory
 from ..protocol.token import TOKEN_VARIABLE, job_of, joinable, read_token
+from .display.log_follower import RankOutput
 from .display.plain import echo, log_to_stderr
-from .display.rank_output import RankOutput
+from .frame import token_file_option
 from .numbers import DESCRIPTOR, SESSION, seconds
-from .token import token_file_option
 
 _LOOPBACK = "127.0.0.1"
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)

@@ -14,9 +14,8 @@ from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED, leave_to_launcher
 from ..protocol.token import read_token
 from .display.plain import echo, log_to_stderr
+from .frame import store_option, token_file_option
 from .numbers import DESCRIPTOR, seconds
-from .store import store_option
-from .token import token_file_option
 
 
 @click.command("controller")

@@ -16,16 +16,15 @@ from ..controller.journal.reading import read_status
 from ..devices.kinds import CPU, CUDA, FAKE
 from ..launch.job import Start, create_job
 from ..protocol import environment as env
-from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from ..protocol.wording import count
-from .comparison import Comparison, compare
 from .display.terminal import Terminal
+from .frame import Command
 from .numbers import STEPS_OF_DEMO
 from .showing import run_job
 from .views.incident_data import incident_json
-from .views.job_text import job_view
+from .views.report_text import job_view
 
 NODES, RANKS_PER_NODE, SPARES = 2, 2, 1
 WIDTH = 100
@@ -44,6 +43,28 @@ class Scenario(msgspec.Struct, frozen=True):
     def faults(self) -> tuple[ArmedFault, ...]:
         """Both of them, or the one."""
         return (self.fault,) if self.meanwhile is None else (self.fault, self.meanwhile)
+
+
+def scenarios(steps: int) -> tuple[Scenario, ...]:
+    """Return the four faults, spread over the run. Each is of the first process only that holds its rank."""
+
+    def fault(rank: int, action: FaultAction, point: InjectionPoint, part: float) -> ArmedFault:
+        return ArmedFault(rank, action, point, step=int(steps * part), incarnation=1)
+
+    return (
+        Scenario(
+            "an exception in rank 0", fault(0, FaultAction.RAISE, InjectionPoint.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE
+        ),
+        Scenario(
+            "kill -9 of rank 1", fault(1, FaultAction.KILL, InjectionPoint.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE
+        ),
+        Scenario("SIGSTOP of rank 3", fault(3, FaultAction.STOP, InjectionPoint.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
+        Scenario(
+            "the loss of the node of rank 2",
+            fault(2, FaultAction.KILL_NODE, InjectionPoint.BACKWARD, 0.8),
+            Rung.RECOVER,
+        ),
+    )
 
 
 class DemoRun(msgspec.Struct, frozen=True):
@@ -116,29 +137,7 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
     )
 
 
-def scenarios(steps: int) -> tuple[Scenario, ...]:
-    """Return the four faults, spread over the run. Each is of the first process only that holds its rank."""
-
-    def fault(rank: int, action: FaultAction, point: InjectionPoint, part: float) -> ArmedFault:
-        return ArmedFault(rank, action, point, step=int(steps * part), incarnation=1)
-
-    return (
-        Scenario(
-            "an exception in rank 0", fault(0, FaultAction.RAISE, InjectionPoint.BACKWARD, 0.2), Rung.RECOVER_IN_PLACE
-        ),
-        Scenario(
-            "kill -9 of rank 1", fault(1, FaultAction.KILL, InjectionPoint.COLLECTIVE, 0.4), Rung.RECOVER_IN_PLACE
-        ),
-        Scenario("SIGSTOP of rank 3", fault(3, FaultAction.STOP, InjectionPoint.FORWARD, 0.6), Rung.RECOVER_IN_PLACE),
-        Scenario(
-            "the loss of the node of rank 2",
-            fault(2, FaultAction.KILL_NODE, InjectionPoint.BACKWARD, 0.8),
-            Rung.RECOVER,
-        ),
-    )
-
-
-@click.command("demo")
+@click.command("demo", cls=Command)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
 @click.option("--steps", type=STEPS_OF_DEMO, default=100, show_default=True, help="Length of the training.")
 @click.option(
@@ -183,15 +182,12 @@ def command(
     if mindspore:
         script = "mindspore/train_and_record.py"
         run = DemoRun(scenarios(steps), policy="demo-mindspore.yaml", script=script)
-    try:
-        if keep is not None:
-            keep.mkdir(parents=True, exist_ok=True)
-            problems = perform(run, keep.absolute(), steps, json_file, console)
-        else:
-            with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
-                problems = perform(run, Path(directory), steps, json_file, console)
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        problems = perform(run, keep.absolute(), steps, json_file, console)
+    else:
+        with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
+            problems = perform(run, Path(directory), steps, json_file, console)
     sys.exit(1 if say_problems(problems, console) else 0)
 
 
@@ -246,6 +242,19 @@ def _train(run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[A
     run_job(create_job(start), quiet=True)
 
 
+class Comparison(msgspec.Struct, frozen=True):
+    """`differences` is empty when both runs are equal bit for bit. `losses` is the mean loss by step."""
+
+    equal: dict[str, bool]
+    differences: tuple[str, ...]
+    losses: tuple[float, ...]
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+
 def _comparison_table(comparison: Comparison, steps: int) -> Table:
     table = Table(box=None, show_header=False)
     for name, same in comparison.equal.items():
@@ -279,3 +288,43 @@ def _problems(status: JobStatus, comparison: Comparison, plan: tuple[Scenario, .
                 f"{'kept' if incident.healthy_pids_kept else 'not kept'}, {incident.outcome}"
             )
     return problems
+
+
+def compare(undisturbed: Path, disturbed: Path, ranks: int, steps: int) -> Comparison:
+    """Compare two record directories, rank by rank."""
+    differences: list[str] = []
+    equal = {"loss curve": True}
+    losses = [0.0] * steps
+    for rank in range(ranks):
+        for name, same in _digests(undisturbed, disturbed, rank, differences).items():
+            equal[name] = equal.get(name, True) and same
+        one, other = (_losses(directory / f"loss.{rank}", differences) for directory in (undisturbed, disturbed))
+        for step in range(steps):
+            if one.get(step) != other.get(step) or step not in one:
+                equal["loss curve"] = False
+                differences.append(f"rank {rank}: the loss of step {step} is {other.get(step)}, not {one.get(step)}")
+            losses[step] += float.fromhex(one.get(step, "nan")) / ranks
+    return Comparison(equal, tuple(differences), tuple(losses))
+
+
+def _digests(undisturbed: Path, disturbed: Path, rank: int, differences: list[str]) -> dict[str, bool]:
+    try:
+        one, other = (
+            json.loads((directory / f"digest.{rank}.json").read_text()) for directory in (undisturbed, disturbed)
+        )
+    except OSError as error:
+        differences.append(f"rank {rank}: no digest: {error}")
+        return {"digests": False}
+    same = {name: one[name] == other.get(name) for name in one}
+    differences += [f"rank {rank}: {name} differ" for name, is_same in same.items() if not is_same]
+    return same
+
+
+def _losses(path: Path, differences: list[str]) -> dict[int, str]:
+    """Return the loss of each step, as hex; a step that was repeated must have given the same bits each time."""
+    losses: dict[int, str] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        step, value = line.split()
+        if losses.setdefault(int(step), value) != value:
+            differences.append(f"{path.name}: step {step} gave {value} when repeated, and {losses[int(step)]} before")
+    return losses

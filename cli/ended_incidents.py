@@ -14,7 +14,7 @@ from ..protocol.identities import Role
 from ..protocol.incidents import Incident, Outcome
 from ..protocol.token import FullToken
 from .views.causes import root_reports
-from .views.incident_text import outcome_line
+from .views.report_text import outcome_line
 
 ASK_S = 10.0
 

@@ -1,23 +1,35 @@
 """`midstep inject`: cause a fault on purpose in a running job."""
 
+import time
 from pathlib import Path
 
 import click
 
-from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, Request
-from ..protocol.types import ArmedFault, FaultAction, InjectionPoint
-from . import device_faults
-from .control import operator_options, ranks_on, tell, the_job
+from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, ReportFaultRequest, Request
+from ..launch.reached_job import reached
+from ..policies.fault_codes import LevelName, level_named
+from ..protocol.types import (
+    ArmedFault,
+    Assertion,
+    FaultAction,
+    FaultKind,
+    FaultLevel,
+    FaultReport,
+    InjectionPoint,
+    detector_address,
+)
 from .display.plain import echo
+from .frame import Command, operator_options, ranks_on, tell
 from .numbers import DEVICE, PROBABILITY, RANK, STEP
 
 FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in FaultAction)
 INJECTION_POINTS = tuple(point.value for point in InjectionPoint)
 ASK_S = 10.0
+INJECTOR = detector_address("inject")
 WHICH = "name where the fault is to be caused: either --rank R or --node NAME (see `midstep status`)."
 
 
-@click.command("inject")
+@click.command("inject", cls=Command)
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--rank", type=RANK, metavar="R", help="The rank in which it is caused.")
 @click.option(
@@ -104,12 +116,12 @@ def command(
     _require_apart(device_fault is not None, caused=caused, reported=device is not None or recover or once)
     request: Request | None = None
     if device_fault is not None:
-        request = device_faults.build(device_fault, rank, node, device, recover=recover, once=once)
+        request = report_of(device_fault, rank, node, device, recover=recover, once=once)
     elif node is None or action in {None, "kill-node"}:
         request = build(rank, node, action, point, step, operation=operation, group=group, rate=rate)
     elif rank is not None:
         raise click.UsageError(WHICH)
-    target = the_job(job, controller, token_file)
+    target = reached(job, controller, token_file)
     ranks = ranks_on(target, node, ASK_S) if request is None and node is not None else ()
     of_ranks = (build(each, None, action, point, step, operation=operation, group=group, rate=rate) for each in ranks)
     for each in of_ranks if request is None else (request,):
@@ -165,3 +177,37 @@ def _members(group: str | None) -> tuple[int, ...]:
         return () if group is None else tuple(RANK(member) for member in group.split(","))
     except click.BadParameter:
         raise click.UsageError(f"--group {group!r}: write the ranks with commas between them, e.g. 0,1,2.") from None
+
+
+def report_of(
+    what: str, rank: int | None, node: str | None, device: int | None, *, recover: bool = False, once: bool = False
+) -> ReportFaultRequest:
+    """Return the report to make of a fault that is named by its level or by its code.
+
+    What was reported is recovered by the same options with `recover`. Raises UsageError where they do not fit together.
+    """
+    if (rank is None) == (node is None):
+        raise click.UsageError("name where the fault is: either --rank R or --node NAME (see `midstep status`).")
+    if rank is not None and device is not None:
+        raise click.UsageError("--device is for --node: a rank has its own device.")
+    if recover and once:
+        raise click.UsageError(
+            "--once and --recover exclude each other: a single event does not last, so it cannot recover."
+        )
+    levels = {name.value.lower(): name for name in LevelName}
+    named = levels.get(what.lower())
+    where = f"rank{rank}" if rank is not None else f"{node}/{'' if device is None else device}"
+    report = FaultReport(
+        kind=FaultKind.DEVICE if rank is not None or device is not None else FaultKind.NODE,
+        at_s=time.time(),
+        seen_by=INJECTOR,
+        detail="injected",
+        rank=rank,
+        node=node,
+        device=device,
+        level=FaultLevel.SOFTWARE if named is None else level_named(named),
+        code=what if named is None else None,
+        fault_id=f"{where}/{what.lower()}",
+        assertion=Assertion.RECOVER if recover else Assertion.ONCE if once else Assertion.OCCUR,
+    )
+    return ReportFaultRequest(report)

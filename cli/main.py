@@ -32,6 +32,8 @@ COMMANDS = {
     "agent": "Run the agent of a node (`run` does it for you).",
     "platform": "Make the nodes of a job on an engine that you have.",
 }
+# Commands that share a module; each other one has a module of its name, and is its `command`.
+_TOGETHER = {"stop": "orders", "promote": "orders", "pause-failover": "orders"}
 
 
 class Lazy(click.Group):
@@ -45,7 +47,9 @@ class Lazy(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f".{cmd_name.replace('-', '_')}", __package__).command
+        attribute = cmd_name.replace("-", "_")
+        module = import_module(f".{_TOGETHER.get(cmd_name, attribute)}", __package__)
+        command: click.Command = getattr(module, attribute if cmd_name in _TOGETHER else "command")
         return command
 
     def resolve_command(

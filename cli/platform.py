@@ -17,15 +17,15 @@ from ..launch.job import required
 from ..platforms.base import PlatformContext, PlatformFactory, platform_check, platform_factory
 from ..platforms.peer import PlatformPeer, keys_from
 from ..protocol.discovery import endpoints
-from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of, read_token
 from .display.plain import log_to_stderr
 from .ended_incidents import ended_incidents
+from .frame import Command, token_file_option
 from .standing_by import LEAVE_S, LEFT, until_one_listens
-from .token import token_file_option
 
 
-@click.command("platform")
+@click.command("platform", cls=Command)
 @click.argument("name")
 @click.option("--job", metavar="NAME", help="The job that the nodes are for.  [default: the one that the token names]")
 @click.option("--controller", metavar="HOST:PORT[,...]", help="Where the job's controllers listen.")
@@ -58,19 +58,16 @@ def command(
     Platforms are midstep's own and those of other packages; see docs/platforms.md for how to write one.
     """
     log_to_stderr(logging.INFO, f"%(asctime)s platform {name} %(levelname)s %(message)s")
-    try:
-        token = full(required(read_token(token_file, os.environ)))
-        os.environ.pop(TOKEN_VARIABLE, None)
-        of_job = checked_name(job_of(token, job))
-        if check:
-            asyncio.run(_check(name, of_job, token, _options(given)))
-            return
-        if controller is None:
-            raise ConfigurationError("the platform needs --controller: where the job's controllers listen.")
-        context = PlatformContext(of_job, endpoints(controller), token, _options(given), lambda report: None)
-        sys.exit(asyncio.run(_host(platform_factory(name), context, standby=standby)))
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+    token = full(required(read_token(token_file, os.environ)))
+    os.environ.pop(TOKEN_VARIABLE, None)
+    of_job = checked_name(job_of(token, job))
+    if check:
+        asyncio.run(_check(name, of_job, token, _options(given)))
+        return
+    if controller is None:
+        raise ConfigurationError("the platform needs --controller: where the job's controllers listen.")
+    context = PlatformContext(of_job, endpoints(controller), token, _options(given), lambda report: None)
+    sys.exit(asyncio.run(_host(platform_factory(name), context, standby=standby)))
 
 
 async def _check(name: str, job: str, token: FullToken, chosen: dict[str, str]) -> None:

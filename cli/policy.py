@@ -9,15 +9,16 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from ..policies.acjob.translation import translate
 from ..policies.budgets import Roles, beyond
 from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
 from ..policies.files import load_policy, load_policy_or_roles, load_roles, render
 from ..policies.rules import advice
 from ..policies.schema import Policy, default_policy
 from ..policies.scripted_roles import JobOfRoles, PlannedRole, advice_on_roles
+from ..policies.yaml_text import MAX_FILE_BYTES, decoded_text, read_text
 from ..protocol.errors import ConfigurationError, PolicyError
 from ..protocol.types import Decision, Rung
-from . import from_acjob
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
 from .numbers import NODES, RANKS_OF_A_NODE, RESTARTS, SPARES
@@ -91,9 +92,6 @@ def command() -> None:
     A policy is a YAML file: the ladder of ways to recover, their budgets, and the deadlines. Exit status: 0
     when all is well, 1 when a file is wrong, 2 when the command line is.
     """
-
-
-command.add_command(from_acjob.command)
 
 
 @command.command()
@@ -291,3 +289,52 @@ def _ladder(role: PlannedRole) -> str:
     if role.given.ladder is None:
         return "fails over with the job"
     return " -> ".join(entry.rung for entry in role.given.ladder)
+
+
+@command.command("from-acjob")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the policy here and not to stdout.")
+@click.option("--force", is_flag=True, help="Let --output replace a file that is there.")
+@click.option("--job", metavar="NAME", help="Which AscendJob, where FILE has several (metadata.name).")
+def from_acjob(*, file: Path, output: Path | None, force: bool, job: str | None) -> None:
+    """Translate the AscendJob (acjob) in FILE into a midstep policy; - reads it from stdin.
+
+    Understood are the labels and annotations of MindCluster's recovery, runPolicy.backoffLimit, and a few values of
+    the pod templates. The policy goes to stdout (or to --output), each key with the line that it comes from. What has
+    no counterpart, and what midstep does differently, goes to stderr and into the policy's comments; docs/acjob.md
+    has the whole table.
+
+    Exit status: 0 when the policy was made, 1 when FILE is wrong, 2 when the command line is.
+
+    \b
+    midstep policy from-acjob training.yaml --output policy.yaml
+    kubectl get acjob my-job -o yaml | midstep policy from-acjob -
+    midstep policy explain policy.yaml
+    """
+    try:
+        found = translate(_text_of(file), "stdin" if str(file) == "-" else str(file), job)
+        if output is not None:
+            _write_new(output, found.text, force=force)
+    except PolicyError as error:
+        echo(str(error), err=True)
+        sys.exit(EXIT_WRONG_FILE)
+    if output is None:
+        click.echo(found.text, nl=False)
+    for note in found.notes:
+        echo(str(note), err=True)
+
+
+def _text_of(file: Path) -> str:
+    if str(file) != "-":
+        return read_text(file)
+    return decoded_text(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "stdin")
+
+
+def _write_new(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise PolicyError(f"{path}: is there already, and nothing was written; --force replaces it") from error
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be written: {error.strerror or error}") from error

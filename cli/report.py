@@ -14,12 +14,12 @@ from rich.console import RenderableType
 from ..controller.endpoints.control_requests import StatusReply, StatusRequest, StoryReply, StoryRequest
 from ..launch.directories import find_job
 from ..launch.reached_job import HereJob, JobElsewhere, ReachedJob, reached
-from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.errors import ConfigurationError
 from ..protocol.incidents import Incident, JobStatus
-from .control import operator_options
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
+from .frame import Command, operator_options
 from .numbers import INCIDENT
 from .views.incident_data import report_json
 
@@ -28,7 +28,7 @@ NARROWEST = 80  # tables of ranks do not fit on less
 STORY_S = 150.0  # the controller reads its journal first, and for others before
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
 @click.option("--incident", "number", type=INCIDENT, metavar="N", help="Only incident N.")
 @click.option("--story", is_flag=True, help="Print each event and what followed from it: the chain of causes.")
@@ -73,36 +73,46 @@ def command(
       midstep report --controller m0:29400 --token-file viewer.token
     """
     from ..launch.reached_job import group_meant
-    from .roles_shown import report_group
 
-    try:
-        group = group_meant(job, controller)
-        if group is not None:
-            if number is not None or story or as_json or picture or trace:
-                find_job(job)  # says which roles there are
-            report_group(group)
-            return
-        target = reached(job, controller, token_file)
-        status = load_status(target.directory) if isinstance(target, HereJob) else ask_for_status(target)
-        incidents = choose(status, number)
-        if picture is not None:
-            from .views.timeline_picture import write_picture
+    group = group_meant(job, controller)
+    if group is not None:
+        if number is not None or story or as_json or picture or trace:
+            find_job(job)  # says which roles there are
+        report_group(group)
+        return
+    target = reached(job, controller, token_file)
+    status = load_status(target.directory) if isinstance(target, HereJob) else ask_for_status(target)
+    incidents = choose(status, number)
+    if picture is not None:
+        from .views.pictures import write_picture
 
-            write_picture(status, incidents, picture)
-            echo(f"wrote {picture}", err=True)
-        if trace is not None:
-            from .views.trace import trace_json
+        write_picture(status, incidents, picture)
+        echo(f"wrote {picture}", err=True)
+    if trace is not None:
+        from .views.incident_data import trace_json
 
-            write_text(trace, _json(trace_json(status, incidents)))
-            echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
-        if story:
-            print_story(target, number)
-        elif as_json:
-            echo_json(_json(report_json(status, incidents)))
-        else:
-            print_report(status, incidents)
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+        write_text(trace, _json(trace_json(status, incidents)))
+        echo(f"wrote {trace} (open it at ui.perfetto.dev)", err=True)
+    if story:
+        print_story(target, number)
+    elif as_json:
+        echo_json(_json(report_json(status, incidents)))
+    else:
+        print_report(status, incidents)
+
+
+def report_group(directory: Path) -> None:
+    """Print the report of each role, one after the other. Raises MidstepError."""
+    from ..launch.reached_job import look_at_group
+    from .views.status_view import group_view
+
+    group = look_at_group(directory)
+    Terminal().print(group_view(group))
+    for role in group.roles:
+        if role.status is not None:
+            echo(f"\n=== role {role.role}, attempt {role.attempt} ===")
+            status = load_status(Path(role.job_directory))
+            print_report(status, choose(status, None))
 
 
 def load_status(job_directory: Path) -> JobStatus:
@@ -129,7 +139,7 @@ def print_story(job: ReachedJob, number: int | None) -> None:
 def print_read_story(job_directory: Path, number: int | None) -> None:
     """Print each event of the job, or of one incident, with what followed from it, as it is read."""
     from ..launch.reached_job import read_story
-    from .views.story_text import story_lines
+    from .story import story_lines
 
     first = True
     for turn in read_story(job_directory):
@@ -179,7 +189,7 @@ def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:
 
 def print_report(status: JobStatus, incidents: tuple[Incident, ...]) -> None:
     """Print the report to standard output: colours on a terminal, plain text in a file or a pipe."""
-    from .views.job_text import job_view
+    from .views.report_text import job_view
 
     width = min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 0)).columns))
     show(job_view(status, incidents, width=width), width)

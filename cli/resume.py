@@ -11,14 +11,14 @@ from ..launch.directories import find_job_or_group, is_group, read_founding
 from ..launch.job import continued
 from ..launch.ray import is_on_ray
 from ..launch.roles import reopened_group
-from ..protocol.errors import ConfigurationError, MidstepError
-from .display.plain import echo, log_to_stderr
-from .display.tolerant_output import hold_standard_descriptors
+from ..protocol.errors import ConfigurationError
+from .display.plain import echo, hold_standard_descriptors, log_to_stderr
+from .frame import Command
 from .run import PlatformName
 from .showing import continue_on_ray, run_job, run_roles
 
 
-@click.command("resume")
+@click.command("resume", cls=Command)
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
 @click.option(
@@ -41,20 +41,17 @@ def command(*, job: str | None, quiet: bool, platform: str | None) -> None:
     """
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
-    try:
-        directory = find_job_or_group(job)
-        if is_group(directory):
-            if platform is not None:
-                raise ConfigurationError("--platform is for jobs of one script: roles continue where they began.")
-            sys.exit(_resume_roles(directory, quiet=quiet))
-        on_ray = is_on_ray(directory)
-        if platform == PlatformName.RAY and not on_ray:
-            raise ConfigurationError(f"{directory.name} did not begin on Ray: leave --platform out.")
-        if on_ray and platform != PlatformName.LOCAL:
-            sys.exit(continue_on_ray(directory, quiet=quiet))
-        sys.exit(run_job(continued(directory), quiet=quiet))
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+    directory = find_job_or_group(job)
+    if is_group(directory):
+        if platform is not None:
+            raise ConfigurationError("--platform is for jobs of one script: roles continue where they began.")
+        sys.exit(_resume_roles(directory, quiet=quiet))
+    on_ray = is_on_ray(directory)
+    if platform == PlatformName.RAY and not on_ray:
+        raise ConfigurationError(f"{directory.name} did not begin on Ray: leave --platform out.")
+    if on_ray and platform != PlatformName.LOCAL:
+        sys.exit(continue_on_ray(directory, quiet=quiet))
+    sys.exit(run_job(continued(directory), quiet=quiet))
 
 
 def _resume_roles(directory: Path, *, quiet: bool) -> int:

@@ -16,8 +16,7 @@ from ..launch.job import continued, create_job
 from ..launch.roles import STOP, LaunchedRole, start_of
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.exits import leave_to_launcher
-from .display.plain import echo, log_to_stderr
-from .display.tolerant_output import hold_standard_descriptors
+from .display.plain import echo, hold_standard_descriptors, log_to_stderr
 from .run import PlatformName
 from .showing import continue_on_ray, run_job, run_on_ray
 

@@ -26,14 +26,13 @@ from ..launch.rank_environment import load_schedule, named_variables, variables_
 from ..launch.roles import create_group, new_group
 from ..protocol import environment as env
 from ..protocol.compat import StrEnum
-from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, joinable, read_token
-from .display.plain import echo, log_to_stderr
-from .display.tolerant_output import hold_standard_descriptors
+from .display.plain import echo, hold_standard_descriptors, log_to_stderr
+from .frame import Command, token_file_option
 from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
 from .kubernetes_options import KUBERNETES
 from .showing import join_job, run_job, run_on_ray, run_roles
-from .token import token_file_option
 from .torchrun_flags import rendezvous_options
 
 GO_WITH_ROLES = frozenset(
@@ -52,6 +51,7 @@ class PlatformName(StrEnum):
 
 @click.command(
     "run",
+    cls=Command,
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
 )
 @click.option(
@@ -134,40 +134,37 @@ def command(
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
-    try:
-        if roles_file is not None:
-            sys.exit(_run_roles(roles_file, click.get_current_context()))
-        if chosen["script"] is None:
-            raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
-        asked = asked_for(**chosen)
-        start = msgspec.structs.replace(
-            asked,
-            last_call_s=last_call_s(torchrun["rdzv_conf"]),
-            fixed_nodes=fixed_nodes,
-            fault_sources=fault_sources,
-            job_directory=job_directory,
-            job=job,
-            environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
+    if roles_file is not None:
+        sys.exit(_run_roles(roles_file, click.get_current_context()))
+    if chosen["script"] is None:
+        raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
+    asked = asked_for(**chosen)
+    start = msgspec.structs.replace(
+        asked,
+        last_call_s=last_call_s(torchrun["rdzv_conf"]),
+        fixed_nodes=fixed_nodes,
+        fault_sources=fault_sources,
+        job_directory=job_directory,
+        job=job,
+        environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
+    )
+    if platform != PlatformName.LOCAL and (torchrun["rdzv_endpoint"] or torchrun["master_addr"]):
+        raise ConfigurationError(
+            "--rdzv-endpoint and --master-addr are for machines on which this command is typed; --platform "
+            f"{platform} brings its own."
         )
-        if platform != PlatformName.LOCAL and (torchrun["rdzv_endpoint"] or torchrun["master_addr"]):
-            raise ConfigurationError(
-                "--rdzv-endpoint and --master-addr are for machines on which this command is typed; --platform "
-                f"{platform} brings its own."
-            )
-        if platform == PlatformName.KUBERNETES:
-            from ..launch.kubernetes.job import launch as launch_in_kubernetes
+    if platform == PlatformName.KUBERNETES:
+        from ..launch.kubernetes.job import launch as launch_in_kubernetes
 
-            sys.exit(launch_in_kubernetes(start, pods, token_file, echo, quiet=quiet))
-        if pods != PodFlags():
-            raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
-        if platform == PlatformName.RAY:
-            if token_file is not None:
-                raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
-            sys.exit(run_on_ray(start, quiet=quiet))
-        flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
-        sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+        sys.exit(launch_in_kubernetes(start, pods, token_file, echo, quiet=quiet))
+    if pods != PodFlags():
+        raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
+    if platform == PlatformName.RAY:
+        if token_file is not None:
+            raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
+        sys.exit(run_on_ray(start, quiet=quiet))
+    flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
+    sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
 
 
 def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *, quiet: bool) -> int:

@@ -1,8 +1,9 @@
 """`midstep status`: how a job stands, from its controller, or from its journal when there is none."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -12,14 +13,15 @@ from ..launch.reached_job import (
     look,
     reached,
 )
-from ..protocol.errors import MidstepError
 from ..protocol.incidents import JobStatus
-from .control import operator_options
 from .display.plain import echo, echo_json
+from .frame import Command, operator_options
 from .numbers import seconds
 
+_Look = TypeVar("_Look")
 
-@click.command("status")
+
+@click.command("status", cls=Command)
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line each time.")
 @click.option("--watch", is_flag=True, help="Refresh it until the job has ended, or Ctrl-C.")
@@ -53,24 +55,12 @@ def command(
       midstep status --controller m0:29400 --token-file viewer.token
     """
     from ..launch.reached_job import group_meant
-    from .roles_shown import show_group
 
-    try:
-        directory = group_meant(job, controller)
-        if directory is not None:
-            show_group(directory, as_json=as_json, every_s=every_s if watch else None)
-            return
-        target = reached(job, controller, token_file)
-        if watch:
-            _watch(target, as_json, every_s)
-            return
-        status, note = look(target)
-        if as_json:
-            echo_json(as_data(status, note))
-        else:
-            _show(status, note)
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+    directory = group_meant(job, controller)
+    if directory is not None:
+        _show_group(directory, as_json, every_s if watch else None)
+    else:
+        _show(reached(job, controller, token_file), as_json, every_s if watch else None)
 
 
 def as_data(status: JobStatus, note: str) -> str:
@@ -79,41 +69,68 @@ def as_data(status: JobStatus, note: str) -> str:
     return msgspec.json.encode(data).decode()
 
 
-def _watch(job: ReachedJob, as_json: bool, every_s: float) -> None:
+def _show(target: ReachedJob, as_json: bool, every_s: float | None) -> None:
+    """Show how a job stands; again and again until it has ended, with `every_s`. Raises MidstepError."""
+    looks = _looks(lambda: look(target), lambda found: found[0].exit_code is not None, every_s)
     if as_json:
-        for status, note in _looks(job, every_s):
+        for status, note in looks:
             echo_json(as_data(status, note))
         return
     from rich.console import Group
-    from rich.live import Live
     from rich.text import Text
 
-    from .display.terminal import Terminal
     from .views.status_view import status_view
 
-    with Live(console=Terminal(), auto_refresh=False, vertical_overflow="visible") as live:
-        for status, note in _looks(job, every_s):
-            lines = [Text(note, style="yellow")] if note else []
-            live.update(Group(*lines, status_view(status)), refresh=True)
+    if every_s is None:
+        ((status, note),) = looks
+        if note:
+            echo(note, err=True)
+        _print((status_view(status),), refreshed=False)
+        return
+    views = (Group(*([Text(note, style="yellow")] if note else []), status_view(status)) for status, note in looks)
+    _print(views, refreshed=True)
 
 
-def _looks(job: ReachedJob, every_s: float) -> Iterator[tuple[JobStatus, str]]:
-    """Look again and again, until the job has ended or the user has seen enough."""
+def _show_group(directory: Path, as_json: bool, every_s: float | None) -> None:
+    """Show how a job of roles stands, as `_show` does. Raises MidstepError."""
+    from ..launch.reached_job import group_data, look_at_group
+
+    looks = _looks(lambda: look_at_group(directory), lambda group: group.exit_code is not None, every_s)
+    if as_json:
+        for group in looks:
+            echo_json(msgspec.json.encode(group_data(group)).decode())
+        return
+    from .views.status_view import group_view
+
+    _print((group_view(group) for group in looks), refreshed=every_s is not None)
+
+
+def _looks(
+    look_once: Callable[[], _Look], has_ended: Callable[[_Look], bool], every_s: float | None
+) -> Iterator[_Look]:
+    """Look until the job has ended, or the user has seen enough; once, without `every_s`."""
     try:
         while True:
-            status, note = look(job)
-            yield status, note
-            if status.exit_code is not None:
+            found = look_once()
+            yield found
+            if every_s is None or has_ended(found):
                 return
             time.sleep(every_s)  # a screen for a reader, drawn as often as was asked for
     except KeyboardInterrupt:
         return
 
 
-def _show(status: JobStatus, note: str) -> None:
+def _print(views: Iterable[Any], *, refreshed: bool) -> None:
+    """Print views one below the other, or each in the place of the last one."""
     from .display.terminal import Terminal
-    from .views.status_view import status_view
 
-    if note:
-        echo(note, err=True)
-    Terminal().print(status_view(status))
+    terminal = Terminal()
+    if not refreshed:
+        for view in views:
+            terminal.print(view)
+        return
+    from rich.live import Live
+
+    with Live(console=terminal, auto_refresh=False, vertical_overflow="visible") as live:
+        for view in views:
+            live.update(view, refresh=True)

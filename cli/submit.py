@@ -9,14 +9,14 @@ import click
 from ..launch.directories import base_directory, checked_name, is_job
 from ..launch.job import found_in_directory, new_name, policy_of, spec_of
 from ..policies.schema import Policy
-from ..protocol.errors import ConfigurationError, MidstepError
+from ..protocol.errors import ConfigurationError
 from ..protocol.types import JobSpec
 from .display.plain import echo
+from .frame import Command, store_option
 from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
-from .store import store_option
 
 
-@click.command("submit", context_settings={"allow_interspersed_args": False})
+@click.command("submit", cls=Command, context_settings={"allow_interspersed_args": False})
 @store_option()
 @click.option("--job", help="A name for the job.  [default: the time of day]")
 @click.option(
@@ -52,28 +52,25 @@ def command(
 
     With --roles FILE it is a job of several roles on Kubernetes, which the launcher in its pod takes from JOB-DIR.
     """
-    try:
-        if roles_file is not None:
-            echo(_submit_roles(roles_file, store, job, job_directory, platform, if_absent=if_absent))
-            return
-        if chosen["script"] is None:
-            raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
-        name = checked_name(job) if job is not None else new_name()
-        start = asked_for(**chosen)
-        policy = policy_of(start)
-        directory = (job_directory or base_directory() / name).absolute()
-        spec = spec_of(start, name, policy, directory)
-        place, is_new = str(directory), True
-        if store is not None:
-            place, is_new = _into_store(store, spec, policy, platform)
-        elif if_absent and is_job(directory):
-            is_new = False
-        else:
-            found_in_directory(directory, spec, policy, platform=platform)
-        if not is_new and not if_absent:
-            raise ConfigurationError(f"{place}: there is a job of this name already. Choose another --job.")
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+    if roles_file is not None:
+        echo(_submit_roles(roles_file, store, job, job_directory, platform, if_absent=if_absent))
+        return
+    if chosen["script"] is None:
+        raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
+    name = checked_name(job) if job is not None else new_name()
+    start = asked_for(**chosen)
+    policy = policy_of(start)
+    directory = (job_directory or base_directory() / name).absolute()
+    spec = spec_of(start, name, policy, directory)
+    place, is_new = str(directory), True
+    if store is not None:
+        place, is_new = _into_store(store, spec, policy, platform)
+    elif if_absent and is_job(directory):
+        is_new = False
+    else:
+        found_in_directory(directory, spec, policy, platform=platform)
+    if not is_new and not if_absent:
+        raise ConfigurationError(f"{place}: there is a job of this name already. Choose another --job.")
     echo(f"{name}: {'submitted to' if is_new else 'is already at'} {place}")
 
 

@@ -3,29 +3,18 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..launch.directories import checked_name
-from ..protocol.errors import MidstepError
 from ..protocol.identities import Role
 from ..protocol.token import FullToken, Token, expiry_text, full, job_of, new_token, read_token, token_text
 from .display.plain import echo
+from .frame import Command, token_file_option
 from .numbers import duration_s
 
 
-def token_file_option(command: Any) -> Any:
-    """Add --token-file to a command."""
-    return click.option(
-        "--token-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="The file (mode 600) with the job's token, from `midstep token`.  [default: MIDSTEP_TOKEN]",
-    )(command)
-
-
-@click.command("token")
+@click.command("token", cls=Command)
 @click.option("--job", metavar="NAME", help="Make a token for this job only; --rdzv-id and --job can be left out then.")
 @click.option(
     "--expires",
@@ -70,24 +59,21 @@ def command(
     """
     if join_only + renew + (role is not None) > 1:
         raise click.UsageError("--join-only is for nodes, --role for operators, --renew for all: make several tokens.")
-    try:
-        if job is not None:
-            checked_name(job)
-        token: Token
-        expires_s = 0 if lasts_s is None else int(time.time()) + lasts_s
-        if renew:
-            token = _renewed(job, token_file, expires_s)
-        elif join_only or role is not None:
-            secret, named = _to_start_from(job, token_file, lasts_s)
-            token = secret.for_joining(named) if role is None else secret.for_role(named, Role(role))
-        elif token_file is not None:
-            raise click.UsageError(
-                "--token-file is what --join-only, --role or --renew starts from; a new token has no other."
-            )
-        else:
-            token = new_token(job=job or "", expires_s=expires_s)
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
+    if job is not None:
+        checked_name(job)
+    token: Token
+    expires_s = 0 if lasts_s is None else int(time.time()) + lasts_s
+    if renew:
+        token = _renewed(job, token_file, expires_s)
+    elif join_only or role is not None:
+        secret, named = _to_start_from(job, token_file, lasts_s)
+        token = secret.for_joining(named) if role is None else secret.for_role(named, Role(role))
+    elif token_file is not None:
+        raise click.UsageError(
+            "--token-file is what --join-only, --role or --renew starts from; a new token has no other."
+        )
+    else:
+        token = new_token(job=job or "", expires_s=expires_s)
     echo(token_text(token))
     if token.expires_s:
         who = "nodes can join" if role is None else "operators can connect"

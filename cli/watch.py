@@ -9,16 +9,15 @@ import click
 import msgspec
 
 from ..launch.watching import EVERY_S, JobView, watch
-from ..protocol.errors import MidstepError
 from ..protocol.token import without_token
-from .control import operator_options
 from .display.plain import echo
+from .frame import Command, operator_options
 from .numbers import seconds
 
 HOOK_S = 60.0
 
 
-@click.command("watch")
+@click.command("watch", cls=Command)
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option(
     "--on-change",
@@ -74,8 +73,6 @@ def command(
         watch(changed, job, on_each_beat=on_beat, every_s=every_s, controller=controller, token_file=token_file)
     except KeyboardInterrupt:
         return
-    except MidstepError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _run(words: list[str], view: JobView, line: bytes) -> None:

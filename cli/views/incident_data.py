@@ -1,4 +1,9 @@
-"""Incidents and their job as plain data: one shape for `midstep report --json`, the demo and the benchmarks."""
+"""Incidents and their job as plain data: for `midstep report --json`, the demo and the benchmarks, and as a trace.
+
+A trace is for ui.perfetto.dev or chrome://tracing, in the Trace Event Format's JSON object form. The job is one
+process; the controller and each rank are its threads. Times are microseconds since the first incident began, because
+whole Unix times in microseconds are at the edge of what a viewer's numbers hold.
+"""
 
 from typing import Any
 
@@ -7,7 +12,15 @@ import msgspec
 from ...protocol.incidents import Incident, JobStatus, Outcome
 from ...protocol.types import Decision, FaultReport
 from .causes import cause_line
-from .timeline import phase_seconds, slowest_rank_seconds
+from .timeline import IncidentTimeline, Span, finite, lay_out, phase_seconds, slowest_rank_seconds
+from .wording import date_text, telling_line
+
+MICROSECONDS_PER_S = 1e6
+PROCESS = 1
+CONTROLLER_THREAD = 0
+FIRST_RANK_THREAD = 1
+DECISION_PHASE = "quiescing"
+Event = dict[str, Any]
 
 
 def incident_json(incident: Incident, until_s: float | None = None) -> dict[str, Any]:
@@ -124,3 +137,111 @@ def _report_json(report: FaultReport) -> dict[str, Any]:
 def faults_json(status: JobStatus) -> list[dict[str, Any]]:
     """Return what stands as data: each report with since when and how often."""
     return [{**_report_json(fault.report), "since_s": fault.since_s, "times": fault.times} for fault in status.faults]
+
+
+def trace_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str, Any]:
+    """Return the trace of the chosen incidents: a complete event per phase, an instant event per fault and decision."""
+    origin_s = min((incident.began_s for incident in incidents), default=status.at_s)
+    timelines = [(incident, lay_out(incident, status.at_s)) for incident in incidents]
+    ranks = {rank.rank for rank in status.ranks}
+    events: list[Event] = []
+    for incident, timeline in timelines:
+        offset_s = incident.began_s - origin_s
+        ranks.update(timeline.lanes)
+        ranks.update(mark.rank for mark in timeline.marks if mark.rank is not None)
+        events.extend(_incident_events(incident, timeline, offset_s, status.at_s))
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    return {
+        "traceEvents": [*_names(status.job, sorted(ranks)), *events],
+        "displayTimeUnit": "ms",
+        "otherData": {"job": status.job, "origin_s": origin_s, "origin": date_text(origin_s)},
+    }
+
+
+def _names(job: str, ranks: list[int]) -> list[Event]:
+    named = [_name("process_name", CONTROLLER_THREAD, {"name": f"job {job}"})]
+    threads = [("controller", CONTROLLER_THREAD)]
+    threads.extend((f"rank {rank}", rank + FIRST_RANK_THREAD) for rank in ranks)
+    for name, thread in threads:
+        named.append(_name("thread_name", thread, {"name": name}))
+        named.append(_name("thread_sort_index", thread, {"sort_index": thread}))
+    return named
+
+
+def _name(what: str, thread: int, arguments: dict[str, Any]) -> Event:
+    return {"name": what, "ph": "M", "pid": PROCESS, "tid": thread, "args": arguments}
+
+
+def _incident_events(incident: Incident, timeline: IncidentTimeline, offset_s: float, until_s: float) -> list[Event]:
+    data = incident_json(incident, until_s)
+    whole = Span(f"incident {incident.number}", 0, 0.0, timeline.length_s)
+    kept = ("number", "outcome", "rung", "cause", "steps_lost", "recovery_s", "excess_s", "reasons")
+    events = [_complete(whole, CONTROLLER_THREAD, offset_s, "incident", {key: data[key] for key in kept})]
+    for span in timeline.phases:
+        about: dict[str, Any] = {"incident": incident.number, "generation": span.generation}
+        events.append(_complete(span, CONTROLLER_THREAD, offset_s, "phase", about))
+    for rank, lane in timeline.lanes.items():
+        for span in lane:
+            about = {"incident": incident.number, "generation": span.generation, "rank": rank}
+            events.append(_complete(span, rank + FIRST_RANK_THREAD, offset_s, "rank phase", about))
+    for mark in timeline.marks:
+        thread = CONTROLLER_THREAD if mark.rank is None else mark.rank + FIRST_RANK_THREAD
+        detail = telling_line(mark.detail)
+        about = {
+            "incident": incident.number,
+            "detail": detail,
+            "node": mark.node,
+            "seen_by": mark.seen_by,
+            "echo": mark.echo,
+        }
+        events.append(_instant(f"fault: {mark.kind}", thread, offset_s + mark.at_s, "fault", about))
+    events.extend(_decision_events(incident, timeline, offset_s))
+    return events
+
+
+def _decision_events(incident: Incident, timeline: IncidentTimeline, offset_s: float) -> list[Event]:
+    """Put each decision where its attempt began to quiesce; one that opened no attempt at the end."""
+    began = [span.began_s for span in timeline.phases if span.name == DECISION_PHASE]
+    events = []
+    for index, decision in enumerate(incident.decisions):
+        at_s = offset_s + (began[index] if index < len(began) else timeline.length_s)
+        about = {
+            "incident": incident.number,
+            "reason": decision.reason,
+            "skipped": [f"{skipped.rung}: {skipped.reason}" for skipped in decision.skipped],
+            "cause": cause_line(incident),
+        }
+        events.append(_instant(f"decision: {decision.rung}", CONTROLLER_THREAD, at_s, "decision", about))
+    return events
+
+
+def _complete(span: Span, thread: int, offset_s: float, category: str, arguments: dict[str, Any]) -> Event:
+    # Both ends are rounded, not the length: what ends where the next begins must not overlap it afterwards.
+    began, ended = _microseconds(offset_s + span.began_s), _microseconds(offset_s + span.ended_s)
+    return {
+        "name": span.name,
+        "cat": category,
+        "ph": "X",
+        "ts": began,
+        "dur": ended - began,
+        "pid": PROCESS,
+        "tid": thread,
+        "args": arguments,
+    }
+
+
+def _instant(name: str, thread: int, at_s: float, category: str, arguments: dict[str, Any]) -> Event:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "i",
+        "s": "t",
+        "ts": _microseconds(at_s),
+        "pid": PROCESS,
+        "tid": thread,
+        "args": arguments,
+    }
+
+
+def _microseconds(seconds: float) -> int:
+    return round(finite(seconds) * MICROSECONDS_PER_S)

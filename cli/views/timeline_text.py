@@ -12,8 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.wording import numbers_text
-from .palette import FAULT_COLOUR, FAULT_LETTER, phase_colour, rank_look
-from .timeline import RANK_PHASES, FaultMark, IncidentTimeline, Span, newcomers, window_of
+from .timeline import (
+    FAULT_COLOUR,
+    FAULT_LETTER,
+    RANK_PHASES,
+    FaultMark,
+    IncidentTimeline,
+    Span,
+    newcomers,
+    phase_colour,
+    rank_look,
+    window_of,
+)
 from .wording import ABSENT, duration_text
 
 RANK_ROWS = 16  # of a big world: the newcomers, then the slowest

@@ -135,7 +135,7 @@ def test_a_reader_that_does_not_read_stops_nothing(
     job: PreparedJob, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The job runs on while the write blocks, and its end is not held up either."""
-    monkeypatch.setattr("midstep.cli.display.poller.STUCK_S", 0.3, raising=False)
+    monkeypatch.setattr("midstep.cli.display.log_follower.STUCK_S", 0.3, raising=False)
     monkeypatch.setattr(Played, "logs", {"rank-0.1.log": b"x" * 99 + b"\n", "rank-1.1.log": b"y" * 5_000_000})
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
@@ -194,7 +194,7 @@ def test_whatever_the_display_raises_ends_nothing(
     def fail(*_: object) -> None:
         raise RecursionError("of a view")
 
-    monkeypatch.setattr("midstep.cli.display.job_follower.JobFollower.look", fail)
+    monkeypatch.setattr("midstep.cli.display.display.JobFollower.look", fail)
     monkeypatch.setattr("midstep.cli.display.log_follower.LogFollower.look", fail)
     assert ended(job) == EXIT_CODE
     assert capfd.readouterr().err.count("cannot be shown (RecursionError: of a view)") == 1
@@ -235,7 +235,7 @@ def test_all_of_a_long_log_is_shown_to_a_reader_that_reads(
 )
 def test_closed_descriptors_are_held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The next file would become standard error, and be written over."""
-    from midstep.cli.display.tolerant_output import hold_standard_descriptors
+    from midstep.cli.display.plain import hold_standard_descriptors
 
     child = os.fork()
     if child == 0:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from midstep.cli import report as report_command
 from midstep.cli import status as status_command
-from midstep.cli.display.job_follower import JobFollower
+from midstep.cli.display.display import JobFollower
 from midstep.cli.main import main
 from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.launch import reached_job as reaching
@@ -178,7 +178,7 @@ def test_the_launcher_says_hostile_records_as_text(
     from midstep.cli.display.display import Display
 
     replies = worse_and_worse(lived, TURNS)
-    monkeypatch.setattr("midstep.cli.display.job_follower.ask", lambda *_: StatusReply(next(replies)))
+    monkeypatch.setattr("midstep.cli.display.display.ask", lambda *_: StatusReply(next(replies)))
     display = Display(tmp_path, tmp_path, quiet=True)
     for _ in range(TURNS):
         display._job = JobFollower(tmp_path, display._show)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from midstep.cli.device_faults import build
+from midstep.cli.inject import report_of
 from midstep.controller.endpoints.control_requests import Accepted, InjectRequest
 from midstep.policies.fault_codes import LevelName
 from midstep.protocol.incidents import JobStatus
@@ -85,19 +85,19 @@ def incidents(job: Job, documents: Path) -> dict[str, dict[str, Any]]:
     for number, (gate, case) in enumerate(zip(GATES, CASES.values(), strict=True)):
         status = job.held_at(gate)
         for noted in NOTED:  # nothing follows from these, however often they come
-            assert isinstance(job.ask(build(noted, case.rank, None, None)), Accepted)
-            assert isinstance(job.ask(build(noted, case.rank, None, None, recover=True)), Accepted)
+            assert isinstance(job.ask(report_of(noted, case.rank, None, None)), Accepted)
+            assert isinstance(job.ask(report_of(noted, case.rank, None, None, recover=True)), Accepted)
         assert len(job.until(lambda status: True, "a status").incidents) == number
         if case.written:
             write(documents, case, status.ranks[case.rank].node)
         else:
-            assert isinstance(job.ask(build(case.what, case.rank, None, None)), Accepted)
+            assert isinstance(job.ask(report_of(case.what, case.rank, None, None)), Accepted)
         if case.dies:
             assert isinstance(job.ask(InjectRequest(ArmedFault(case.rank, FaultAction.KILL))), Accepted)
         # A detector's word about memory waits a moment for the process's own; until then all stay at the gate.
         job.until(partial(decided, number), "the decision")
         if case.passes:
-            assert isinstance(job.ask(build(case.what, case.rank, None, None, recover=True)), Accepted)
+            assert isinstance(job.ask(report_of(case.what, case.rank, None, None, recover=True)), Accepted)
         job.open_gate(gate)
     report = finish(job)
     assert len(report["incidents"]) == len(CASES), job.said()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from midstep.cli.comparison import compare
+from midstep.cli.demo import compare
 from midstep.protocol.types import RestoreSource, Rung
 
 from .jobs import RANKS, Job

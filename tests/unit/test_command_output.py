@@ -28,8 +28,8 @@ def test_no_command_prints_by_itself() -> None:
                     found.add((path.name, name))
                 case ast.Attribute(attr="from_markup" | "from_ansi" as name):
                     found.add((path.name, name))
-    # The two others print YAML, escaped by the library that has written it; a program is to read it.
-    assert found == {("plain.py", "echo"), ("policy.py", "echo"), ("from_acjob.py", "echo")}
+    # The other one prints YAML, escaped by the library that has written it; a program is to read it.
+    assert found == {("plain.py", "echo"), ("policy.py", "echo")}
 
 
 def test_a_log_record_stays_one_record() -> None:

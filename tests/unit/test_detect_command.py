@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli import detect
-from midstep.cli.detector import Watched
+from midstep.cli.detect import Watched
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.launch.job import PreparedJob, Start, create_job
 

@@ -4,26 +4,25 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.device_faults import build
-from midstep.cli.inject import command
+from midstep.cli.inject import command, report_of
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel
 
 
 @pytest.mark.parametrize("name", ["RestartNPU", "restartnpu"])
 def test_a_level_is_reported_as_a_level(name: str) -> None:
-    report = build(name, 1, None, None).report
+    report = report_of(name, 1, None, None).report
     assert (report.level, report.code, report.rank) == (FaultLevel.RESTART_NPU, None, 1)
     assert (report.seen_by, report.assertion) == ("detector/inject", Assertion.OCCUR)
 
 
 def test_anything_else_is_reported_as_a_code() -> None:
-    report = build("80E01801", None, "node1", 3).report
+    report = report_of("80E01801", None, "node1", 3).report
     assert (report.level, report.code, report.node, report.device) == (FaultLevel.SOFTWARE, "80E01801", "node1", 3)
-    assert build("SeparateFault", None, "node1", None).report.kind is FaultKind.NODE
+    assert report_of("SeparateFault", None, "node1", None).report.kind is FaultKind.NODE
 
 
 def test_the_same_options_name_the_fault_that_recovers() -> None:
-    occurred, recovered = build("80E01801", 1, None, None), build("80e01801", 1, None, None, recover=True)
+    occurred, recovered = report_of("80E01801", 1, None, None), report_of("80e01801", 1, None, None, recover=True)
     assert occurred.report.fault_id == recovered.report.fault_id
     assert recovered.report.assertion is Assertion.RECOVER
 
@@ -38,7 +37,7 @@ def test_the_same_options_name_the_fault_that_recovers() -> None:
 )
 def test_options_that_do_not_fit_are_refused_with_what_to_do(options: tuple, remedy: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(click.UsageError) as caught:
-        build(*options)
+        report_of(*options)
     assert remedy in str(caught.value)
 
 

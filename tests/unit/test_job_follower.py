@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from midstep.cli.display import job_follower
-from midstep.cli.display.job_follower import JobFollower
+from midstep.cli.display import display as job_follower
+from midstep.cli.display.display import JobFollower
 from midstep.controller.endpoints.control_requests import StatusReply
 from midstep.protocol.incidents import Incident, JobStatus, Outcome
 from midstep.protocol.types import Decision, Rung

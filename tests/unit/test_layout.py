@@ -201,7 +201,6 @@ SMALL_FILE_LINES = 80
 COMMAND = "a command of its own, as `midstep --help` lists it"
 OPTIONAL = "imports what only some installations have"
 SMALL_FILES = {
-    "cli/views/outlook_picture.py": OPTIONAL,
     "devices/npu_symbols.py": "a list, which others than the doctor read in the docs",
     "forecast/machines.py": "a machine that answers at once, beside the fleet that asks it",
 }

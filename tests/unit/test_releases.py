@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.cli.releases import (
+from midstep.cli.doctor import (
     MEGATRON,
     MIDSTEP,
     MINDSPORE,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from midstep.cli.releases import MEGATRON, PYTHON, TORCH
+from midstep.cli.doctor import MEGATRON, PYTHON, TORCH
 
 if sys.version_info >= (3, 11):
     import tomllib

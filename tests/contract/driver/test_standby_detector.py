@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from midstep.cli import detector
-from midstep.cli.detector import Watched, report_faults, way_with_token
+from midstep.cli import detect as detector
+from midstep.cli.detect import Watched, report_faults, way_with_token
 from midstep.cli.standing_by import LEFT, until_one_listens
 from midstep.controller.journal.paths import journal_path
 from midstep.launch.reached_job import JobElsewhere

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstep.cli.views.timeline_picture import INCIDENTS, draw, panels, write_picture
+from midstep.cli.views.pictures import INCIDENTS, draw, panels, write_picture
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus
 

@@ -1,6 +1,6 @@
 """The chain of causes: each event with its number, and what followed from it."""
 
-from midstep.cli.views.story_text import story_lines
+from midstep.cli.story import story_lines
 from midstep.controller.story import StoryEntry, turns
 from midstep.protocol.messages import FaultReported, StoreMoved
 from midstep.protocol.types import FaultKind, FaultReport, StoreEndpoint

@@ -9,8 +9,7 @@ from rich.console import Console, RenderableType
 
 from midstep.cli.status import as_data
 from midstep.cli.views.incident_data import incident_json
-from midstep.cli.views.incident_text import incident_view
-from midstep.cli.views.job_text import job_view
+from midstep.cli.views.report_text import incident_view, job_view
 from midstep.cli.views.status_view import status_view
 from midstep.protocol.incidents import HoldRecord, Incident, JobStatus, RankPhase, RankStatus
 from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung

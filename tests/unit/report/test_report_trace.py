@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstep.cli.views.trace import trace_json
+from midstep.cli.views.incident_data import trace_json
 from midstep.protocol.incidents import JobStatus
 
 REQUIRED = {

@@ -1,5 +1,6 @@
-"""Incidents as a picture: the controller's phases on top, a lane per rank below, time to the right.
+"""Pictures of incidents, and of a forecast.
 
+Of incidents: the controller's phases on top, a lane per rank below, time to the right.
 An incident gets a panel of its whole length, and where most of that was waiting (a stall being noticed, a start that
 never came) a second one of its last attempt, enlarged. matplotlib is an extra; it is loaded when a picture is asked
 for, and needs no display.
@@ -11,11 +12,23 @@ from typing import Any
 
 import msgspec
 
+from ...forecast.outlook import Loss, Outlook
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import Incident, JobStatus
-from .incident_text import outcome_line
-from .palette import FAULT_COLOUR, PHASE_COLOURS, RANK_LOOKS, phase_colour, rank_look
-from .timeline import IncidentTimeline, Span, lay_out, newcomers, window_of
+from ...protocol.types import Rung
+from .report_text import outcome_line
+from .timeline import (
+    FAULT_COLOUR,
+    PHASE_COLOURS,
+    RANK_LOOKS,
+    IncidentTimeline,
+    Span,
+    lay_out,
+    newcomers,
+    phase_colour,
+    rank_look,
+    window_of,
+)
 from .timeline_text import rows_to_show
 from .wording import duration_text
 
@@ -36,9 +49,19 @@ ENLARGE_BELOW_SHARE = 0.35  # of the incident: an attempt shorter than that is d
 TITLE_CHARACTERS = 125
 CONTROLLER_LANE = 0
 SUB_SECOND_S = 1.0
-
 FAULT: dict[str, Any] = {"marker": "X", "color": FAULT_COLOUR, "markeredgecolor": "white", "markersize": 10}
 ECHO: dict[str, Any] = {"marker": "x", "color": "#666666", "markersize": 5}
+SIZE_INCHES = (11.0, 6.2)
+HOUR_S = 3600.0
+# Okabe and Ito's colours, from green for the cheapest to red for the stop; the markers differ, too.
+LOOKS = {
+    Rung.RETRY_STEP: ("#009E73", "o"),
+    Rung.RECOVER_IN_PLACE: ("#56B4E9", "s"),
+    Rung.RECOVER: ("#0072B2", "^"),
+    Rung.RESCHEDULE_POD: ("#E69F00", "D"),
+    Rung.RESCHEDULE_JOB: ("#CC79A7", "v"),
+    Rung.STOP: ("#D55E00", "X"),
+}
 
 
 class Panel(msgspec.Struct, frozen=True):
@@ -215,3 +238,40 @@ def _draw_faults(axes: Any, panel: Panel, unit_s: float) -> None:
             lane = panel.ranks.index(mark.rank) + 1 if mark.rank in panel.ranks else CONTROLLER_LANE
             style = ECHO if mark.echo else FAULT
             axes.plot(mark.at_s / unit_s, lane, clip_on=False, zorder=4, **style)
+
+
+def write_outlook_picture(outlook: Outlook, path: Path) -> None:
+    """Draw into `path`; its ending says the format. Raises ConfigurationError: unknown ending, no matplotlib."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigurationError(f"{path}: a picture ends with one of {', '.join(FORMATS)}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError("pictures need matplotlib: pip install 'midstep[plot]'") from error
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=(3, 1))
+    figure.suptitle(
+        f"{outlook.ranks} ranks, {outlook.hours:g} h, seed {outlook.seed}: "
+        f"{outlook.incidents} incidents, goodput {100 * outlook.goodput:.2f} %"
+    )
+    for rung, rows in outlook.by_rung().items():
+        colour, marker = LOOKS[rung]
+        above.scatter(
+            [row.at_h for row in rows], [max(row.cost_s, 0.1) for row in rows],
+            c=colour, marker=marker, label=f"{rung} ({len(rows)})", s=28,
+        )  # fmt: skip
+    above.set(yscale="log", xlim=(0, outlook.hours), xlabel="hours", ylabel="lost in one incident")
+    if outlook.timeline:
+        above.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(Rung), fontsize="small", frameon=False)
+        for axis_ticks in (above.yaxis.set_major_formatter, above.yaxis.set_minor_formatter):
+            axis_ticks(lambda seconds, _: duration_text(seconds))
+    lost_h = [outlook.lost_s[loss] / HOUR_S for loss in Loss]
+    below.barh([loss.value for loss in Loss], lost_h, color="#999999")
+    for place, hours in enumerate(lost_h):
+        below.text(hours, place, f" {hours:.2f} h", va="center", fontsize="small")
+    below.set(xlabel="hours lost", xlim=(0, 1.15 * max(*lost_h, 0.01)))
+    below.invert_yaxis()
+    try:
+        figure.savefig(path, dpi=DOTS_PER_INCH)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
