@@ -19,7 +19,7 @@ NO_SERIALS: Mapping[str, str] = MappingProxyType({})
 
 
 class FaultType(StrEnum):
-    """What a public fault affects."""
+    """The part of the cluster that a public fault affects."""
 
     NPU = "NPU"
     NODE = "Node"

@@ -1,1 +1,1 @@
-"""What a policy would do in a month of faults: the real machine over a large job that is played cheaply."""
+"""Forecasts of a policy over a month of faults: the real machine over a large job that is played cheaply."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a forecast, and when: a YAML file, a mean time between faults, or both.
+"""The faults of a forecast and their times: from a YAML file, a mean time between faults, or both.
 
 The form of the file is these structs; it is checked as policy files are, every mistake at once. `docs/simulator.md`
 explains the keys.
@@ -24,7 +24,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 
 class Kind(StrEnum):
-    """What can go wrong."""
+    """A kind of fault."""
 
     PROCESS = "process"  # a training process ends
     EXCEPTION = "exception"  # a train function raises

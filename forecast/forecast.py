@@ -38,7 +38,7 @@ KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """What the job runs on. `spares` stand by at the start, `more_nodes` can be made by the platform."""
+    """The nodes of a job. `spares` stand by at the start, `more_nodes` can be made by the platform."""
 
     nodes: int
     ranks_per_node: int

@@ -1,4 +1,4 @@
-"""What a forecast came to: incidents by rung, where the time went, and what did not hold."""
+"""The result of a forecast: incidents by rung, where the time went, and which invariants did not hold."""
 
 from collections import Counter
 

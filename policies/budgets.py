@@ -130,7 +130,7 @@ class Party(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> str:
-        """What is put before a reason that is this party's own."""
+        """The words before a reason that is this party's own."""
         return f"role {self.role}: " if self.role else ""
 
     def entry(self, rung: Rung) -> RungPolicy | None:
@@ -240,7 +240,7 @@ def tried(facts: Facts, entry: RungPolicy) -> list[str]:
 
 
 class Account:
-    """What is spent of one rung's budgets, by one party (`role`; empty: the job), when the ladder is asked."""
+    """The share of one rung's budgets that one party (`role`; empty: the job) has spent when the ladder is asked."""
 
     def __init__(self, facts: Facts, entry: RungPolicy, role: str = "") -> None:
         self._facts = facts

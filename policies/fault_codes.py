@@ -18,7 +18,7 @@ from ..protocol.types import FaultKind, FaultLevel, FaultReport
 
 
 class Treatment(StrEnum):
-    """What is done about a fault of a device or node that holds ranks, the mildest first."""
+    """A treatment of a fault of a device or node that holds ranks, the mildest first."""
 
     NOTE = "note"  # nothing; it is shown
     WATCH = "watch"  # sub-healthy: the policy's `sub_health` says what is done
@@ -48,7 +48,7 @@ TREATMENTS: dict[FaultLevel, Treatment] = {
 
 
 class LevelName(StrEnum):
-    """What documents, code tables and policies may call a level: the names for devices, for nodes and for switches."""
+    """A name of a level in documents, code tables and policies: those for devices, for nodes and for switches."""
 
     NOT_HANDLE_FAULT = "NotHandleFault"
     RESTART_REQUEST = "RestartRequest"
@@ -107,7 +107,7 @@ MAX_MEANING = 1000  # characters: it goes with every report
 
 
 class CodeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a code means: how bad it is, what it is about, and one line for people."""
+    """The meaning of a code: how bad it is, what it is about, and one line for people."""
 
     level: LevelName
     kind: FaultKind = FaultKind.DEVICE

@@ -32,7 +32,7 @@ from .schema import Policy
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What taking a rung replaces, leaves and costs.
+    """A rung that could be taken, with what it replaces, leaves and costs.
 
     `replace`: the ranks whose process is restarted; `leave`: the nodes that no rank stays on; `cost`: what it adds
     to `Facts.spent`; `to`: the spare that takes the place of each node, as far as there are spares.

@@ -21,7 +21,7 @@ _LEAVES_NOBODY = "a node that is not well is to be left, and this rung leaves no
 
 
 class RungQuery(msgspec.Struct, frozen=True):
-    """What a rung is asked about: the facts, where ranks would go, and the cheaper rungs refused so far."""
+    """The question to a rung: the facts, where ranks would go, and the cheaper rungs refused so far."""
 
     facts: Facts
     placement: Placement
@@ -34,7 +34,7 @@ class RungQuery(msgspec.Struct, frozen=True):
 
     @property
     def seen(self) -> str:
-        """What has happened, in words."""
+        """The fault in words."""
         return faults_text(self.facts.faults) or "no fault is left"
 
     def nothing_to_keep(self) -> str | None:

@@ -158,7 +158,7 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WhenLost(StrEnum):
-    """What is done about the training when no controller can be kept running."""
+    """The treatment of the training when no controller can be kept running."""
 
     CONTINUE = "continue"  # it continues unguarded, and a controller is tried again and again
     STOP = "stop"  # it is parked and saved, and the job ends
@@ -188,7 +188,7 @@ class TooOften(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What faults of devices and nodes mean for this job, and where they are reported (docs/faults.md).
+    """Settings about faults of hardware: their meaning for this job, and where they are reported (docs/faults.md).
 
     `codes` and the file `codes_file` come before `configs/fault_codes.yaml`; a file that was read is in `codes`.
     """
@@ -209,7 +209,7 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SubHealthAction(StrEnum):
-    """What is done about a node that works, and is reported not to be well."""
+    """The treatment of a node that works, and is reported not to be well."""
 
     IGNORE = "ignore"  # it is noted
     DRAIN = "drain"  # its ranks move to a spare node between two steps; nothing is repeated

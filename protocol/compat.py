@@ -1,4 +1,4 @@
-"""What Python 3.10 lacks of later standard libraries: `StrEnum`, and a time limit for `await`.
+"""Parts of later standard libraries that Python 3.10 lacks: `StrEnum`, and a time limit for `await`.
 
 asyncio is imported in the functions: pure modules need the enum, and load no event loop for it.
 """

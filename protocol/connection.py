@@ -47,7 +47,7 @@ class ConnectionClosed(Exception):
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
-    """What a listener takes. Where a limit is reached the oldest connection that it concerns goes.
+    """Limits of a listener. Where one is reached the oldest connection that it concerns goes.
 
     `unproven` connections have not finished their handshake. An identity has more than one connection only while the
     older one has not been noticed to be dead. `carried_bytes`: what one connection carries from a client before it has
@@ -86,7 +86,7 @@ def most_of(identity: str, limits: ConnectionLimits) -> int:
 
 
 class Allowance:
-    """What an identity may still send at once. It grows with time, up to a burst."""
+    """The bytes that an identity may still send at once. It grows with time, up to a burst."""
 
     __slots__ = ("_at_s", "_burst", "_left", "_per_s")
 

@@ -93,7 +93,7 @@ class JournalError(MidstepError):
 
 
 class StoreUnreachable(JournalError):
-    """What keeps the journal or elects its writer does not answer, or fails. Asked again it may do as asked."""
+    """The store of the journal or of the election does not answer, or fails. Asked again it may do as asked."""
 
 
 class JournalDamaged(JournalError):
@@ -128,7 +128,7 @@ class YamlError(MidstepError):
 
 
 class DocumentError(MidstepError):
-    """What a detector left or sent cannot be understood. `key`: where in it."""
+    """A document of a detector cannot be understood. `key`: where in it."""
 
     def __init__(self, key: str, what: str) -> None:
         super().__init__(f"{key}: {what}" if key else what)

@@ -23,7 +23,7 @@ PatternName = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$")]
 
 
 class FaultKind(StrEnum):
-    """What was seen to be wrong."""
+    """A kind of fault, as it was seen."""
 
     EXCEPTION = "exception"  # the train function raised
     EXIT = "exit"  # the process ended
@@ -64,7 +64,7 @@ class FaultLevel(StrEnum):
 
 
 class Assertion(StrEnum):
-    """What a detector says of a fault that can last: it is there, it is gone, or it has passed already."""
+    """A detector's word on a fault that can last: it is there, it is gone, or it has passed already."""
 
     OCCUR = "occur"
     RECOVER = "recover"
@@ -103,7 +103,7 @@ class FaultReport(msgspec.Struct, frozen=True):
 
 
 class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pattern means as a fault.
+    """The fault that a pattern stands for.
 
     `mendable`: the process may mend it while it lives; it decides when it knows. `locate`: memory is damaged, and the
     device is to be asked where.
@@ -189,7 +189,7 @@ class InjectionPoint(StrEnum):
 
 
 class FaultAction(StrEnum):
-    """What an armed fault does when its injection point is reached."""
+    """The effect of an armed fault when its injection point is reached."""
 
     KILL = "kill"  # SIGKILL to the own process
     STOP = "stop"  # SIGSTOP to the own process

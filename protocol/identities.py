@@ -33,7 +33,7 @@ def key_identity(frame: zmq.Frame) -> str | None:
 
 
 class Role(StrEnum):
-    """What an operator may do. Each may do what those before it may."""
+    """The rights of an operator. Each role may do what those before it may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"

@@ -108,7 +108,7 @@ class Incident(msgspec.Struct, frozen=True):
 
     @property
     def excess_s(self) -> float | None:
-        """What the recovery took beyond one median step."""
+        """The time that the recovery took beyond one median step."""
         return None if self.recovery_s is None else self.recovery_s - self.median_step_s
 
 
@@ -164,7 +164,7 @@ class HoldRecord(msgspec.Struct, frozen=True):
 
 
 class ControllerPhase(StrEnum):
-    """What a controller does."""
+    """The phase of a controller."""
 
     COLD = "cold"  # it stands by
     LOADING = "loading"  # it has been elected, and reads the journal; who asks is to try later

@@ -44,7 +44,7 @@ class Refusal(StrEnum):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What became of an envelope that arrived.
+    """The fate of an envelope that arrived.
 
     `reply`, if there is one, must be sent now. `new_session`: the first word of this session of its sender, so the
     sender is new or has been restarted.
@@ -70,7 +70,7 @@ class Outgoing:
 
 
 class SenderMemory:
-    """What is remembered of one sender: its session, when it was heard, which of its last `WINDOW` numbers were taken.
+    """The memory of one sender: its session, when it was heard, which of its last `WINDOW` numbers were taken.
 
     Bit i of `taken` and `acknowledged` stands for the number `highest - i`.
     """

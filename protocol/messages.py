@@ -356,7 +356,7 @@ Message = Report | NodeWords | Command | Ack | Enrolment
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What is on the wire: a message with its sender, term, generation and number.
+    """The unit on the wire: a message with its sender, term, generation and number.
 
     `session` is the sender's start in nanoseconds; a higher one replaces a lower one. `number` is 0 for messages that
     are neither acknowledged nor retried. `age_s`: since its sender first said it, on the sender's own monotonic clock.

@@ -97,7 +97,7 @@ Callback = Callable[[list[Received]], None]
 
 
 class NonblockingSocket:
-    """What both kinds of socket share: options, draining, the asyncio wiring. Belongs to one thread."""
+    """The base of both kinds of socket: options, draining, the asyncio wiring. Belongs to one thread."""
 
     def __init__(self, kind: int, context: Context | None, watch: HandshakeWatch | None = None) -> None:
         self._refused: Counter[str] = Counter()
@@ -125,7 +125,7 @@ class NonblockingSocket:
 
     @property
     def refused(self) -> Counter[str]:
-        """What was refused or dropped so far, by reason."""
+        """The count of refused and dropped messages so far, by reason."""
         return Counter(self._refused)
 
     @property

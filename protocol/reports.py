@@ -109,7 +109,7 @@ class NodeGoing(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeStaying(msgspec.Struct, frozen=True, tag=True):
-    """What NodeGoing said does not hold any more."""
+    """The node of an earlier NodeGoing stays after all."""
 
     node: Name
 
@@ -264,7 +264,7 @@ class RankWords(msgspec.Struct, frozen=True):
 
 
 class NodeWords(msgspec.Struct, frozen=True, tag=True):
-    """What was last printed on a node, by its agent and its ranks. Never journaled, never acknowledged: no event."""
+    """The last lines printed on a node, by its agent and its ranks. Never journaled, never acknowledged: no event."""
 
     node: Name
     agent: Words

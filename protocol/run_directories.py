@@ -31,7 +31,7 @@ _Mount = tuple[int, str]
 
 
 class Fate(StrEnum):
-    """What became of a directory that was looked at for removal."""
+    """The fate of a directory that was looked at for removal."""
 
     REMOVED = "removed"
     IN_USE = "in use"  # its launcher lives

@@ -85,7 +85,7 @@ def _hkdf_sha256(secret: bytes, info: bytes) -> bytes:
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """What a node needs to ask a job's controller for admission."""
+    """Everything that a node needs to ask a job's controller for admission."""
 
     job: str
     server_public: str
@@ -149,7 +149,7 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
 
 
 class JoinToken(msgspec.Struct, frozen=True, tag="join", array_like=True):
-    """What a node needs to join one job, without the secret."""
+    """Everything that a node needs to join one job, without the secret."""
 
     server_public: str
     join: KeyPair
@@ -162,7 +162,7 @@ class JoinToken(msgspec.Struct, frozen=True, tag="join", array_like=True):
 
 
 class RoleToken(msgspec.Struct, frozen=True, tag="role", array_like=True):
-    """What an operator needs to operate one job in one role, without the secret. `detector`: to report faults."""
+    """Everything that an operator needs to operate one job in one role, but the secret. `detector`: report faults."""
 
     server_public: str
     keys: KeyPair

@@ -123,7 +123,7 @@ class RouterSocket(NonblockingSocket):
 
     @property
     def refused(self) -> Counter[str]:
-        """What was refused or dropped so far, by reason; connections that were turned away included."""
+        """The count of refused and dropped messages so far, by reason, with connections that were turned away."""
         guards = (self._gatekeeper, self._front)
         return sum((guard.refused for guard in guards if guard is not None), super().refused)
 

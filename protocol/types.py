@@ -52,7 +52,7 @@ class Rung(StrEnum):
 
 
 class Activity(StrEnum):
-    """What a training thread is doing; the step clock of the black box carries it."""
+    """The present activity of a training thread; the step clock of the black box carries it."""
 
     STARTING = "starting"
     COMPUTING = "computing"
@@ -96,7 +96,7 @@ class LocalStateCopy(msgspec.Struct, frozen=True):
 
 
 class CheckpointTrace(msgspec.Struct, frozen=True):
-    """What a rank found in the checkpoint directory, apart from checkpoints that it can read. Texts are for people.
+    """A rank's findings in the checkpoint directory, apart from checkpoints that it can read. Texts are for people.
 
     `unlisted`: why the directory could not be listed. `unusable`: what shows that a checkpoint has once been complete
     there, though none can be read. `unmarked`: no world has marked the directory, or it is not there.
@@ -142,7 +142,7 @@ class ShardTransfer(msgspec.Struct, frozen=True):
 
 
 class RepairLinks(StrEnum):
-    """What lost shards travel over."""
+    """The links over which lost shards travel."""
 
     HOST = "host"  # from host to host, beside the devices' own links
     DEVICE = "device"  # from device to device, over the links that collectives use
@@ -156,7 +156,7 @@ class LocalStateTransfer(msgspec.Struct, frozen=True):
 
 
 class RepairPart(msgspec.Struct, frozen=True):
-    """What one rank must do in repair. All ranks get the same `target_step` and `restore`."""
+    """One rank's part of a repair. All ranks get the same `target_step` and `restore`."""
 
     target_step: int
     restore: RestoreSource
@@ -223,7 +223,7 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """What to run. The agents get it when they join."""
+    """The job to run. The agents get it when they join."""
 
     job: str
     command: tuple[str, ...]  # script path or module name, then its arguments

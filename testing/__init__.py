@@ -1,1 +1,1 @@
-"""What tests are made of: a simulated cluster, played agents and processes, and what must always hold."""
+"""The package that tests are made of: a simulated cluster, played agents and processes, and the list of invariants."""

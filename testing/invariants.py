@@ -31,7 +31,7 @@ _LIMITED = frozenset(Phase) - {Phase.STARTING, Phase.RUNNING, Phase.ENDED}
 
 
 class Invariant(StrEnum):
-    """What must hold after every event."""
+    """A rule that must hold after every event."""
 
     ONE_GENERATION = "one generation"  # no two ranks compute in different generations at once
     SAME_STEP = "same step"  # all ranks resume at one step, not before the last that all had committed

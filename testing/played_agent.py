@@ -110,7 +110,7 @@ class FakeAgent(ABC, Generic[Process]):
     @property
     @abstractmethod
     def wall_s(self) -> float:
-        """What the node's wall clock says."""
+        """The time by the node's wall clock."""
 
     def processes(self) -> list[Process]:
         """Return the processes that live here."""

@@ -95,7 +95,7 @@ class Field:
 
 
 class Mistakes:
-    """What is wrong with a document, one line for each: where, what was found, what is allowed."""
+    """The errors in a document, one line for each: where, what was found, what is allowed."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -39,7 +39,7 @@ _LONGEST = 200  # of a comment, or a value in it
 
 
 class NoteKind(StrEnum):
-    """What a note is about."""
+    """The subject of a note."""
 
     NO_COUNTERPART = "no counterpart"
     DIFFERENT = "different"

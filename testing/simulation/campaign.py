@@ -21,7 +21,7 @@ Reached = tuple[Phase, str, Phase]  # in this phase, an event of this type led t
 
 @dataclass
 class Tally:
-    """What some seeds came to.
+    """The results of some seeds.
 
     `incidents` are those in which a rung was taken; `dismissed` were suspicions that were dropped. `broken` holds
     one entry for each seed that broke an invariant. `shrunk` and `grown` are jobs whose world got smaller, and larger.

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn from the seed.
+"""Faults of a simulated job and their times, drawn from the seed.
 
 Faults come by the clock, at a place on a process's way, in a phase of the job, by how much the controller has seen, or
 each time that all runs well again. Those of processes are in `process_faults.py`; those of nodes, network, devices,

@@ -60,7 +60,7 @@ class Timeline:
 
 
 class PlayedThread:
-    """What a process does in its train thread, and how it is torn out of it."""
+    """The train thread of a process, which can be torn out of what it does."""
 
     def __init__(self, rank: int, timeline: "Timeline") -> None:
         self.rank = rank
@@ -293,7 +293,7 @@ class Endpoint:
 
 
 class Byzantine(StrEnum):
-    """What is wrong with the next message."""
+    """A defect of the next message."""
 
     EARLIER_INCARNATION = "an earlier incarnation"
     LATER_INCARNATION = "an incarnation that is yet to come"

@@ -83,7 +83,7 @@ class SimulatedAgent(FakeAgent[Process]):
 
     @property
     def wall_s(self) -> float:
-        """What the node's wall clock says."""
+        """The time by the node's wall clock."""
         return self.world.timeline.now + self._skew_s
 
     @property

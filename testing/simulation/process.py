@@ -218,7 +218,7 @@ class Memory:
         self.shards, self.gradients = dict.fromkeys(self.shards, TORN), None
 
     def lose(self) -> None:
-        """What was here is lost."""
+        """Lose everything that was here."""
         self.shards, self.gradients = dict.fromkeys(self.shards, LOST), None
 
     def overwrite(self, shard: str) -> None:

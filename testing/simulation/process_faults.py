@@ -19,7 +19,7 @@ SLOW_DOWNS = (5.0, 30.0, 200.0)
 
 
 class OneShot(enum.Enum):
-    """What fails the next time that it is tried, in whatever process."""
+    """An action that fails the next time that it is tried, in whatever process."""
 
     LINK_UP = "link-up"
     TRANSFER = "transfer"

@@ -1,4 +1,4 @@
-"""What the users' scripts of a simulated job do: a resilient train function, and a script that is a plain one.
+"""Users' scripts of a simulated job: a resilient train function, and a script that is a plain one.
 
 The train function ends each step in the product's own order. A plain script is restarted as a whole, as by torchrun.
 """
@@ -35,7 +35,7 @@ class StepPoint(enum.Enum):
 
 
 class Raised(MidstepError):
-    """What a step raises: the fault behind it."""
+    """An error that a step raises, with the fault behind it."""
 
     def __init__(self, kind: FaultKind) -> None:
         super().__init__("made up")
@@ -72,7 +72,7 @@ class TrainFunction:
         return Ended.RETURNED
 
     def publish(self) -> None:
-        """What every rank has written for the last checkpoint is complete."""
+        """Complete the last checkpoint with what every rank has written."""
         if self._to_publish:
             self._world.disk.complete(self._to_publish)
         self.forget_checkpoint()

@@ -1,4 +1,4 @@
-"""What a seed makes of the world: its size, its policy, its network, and whether the script is resilient at all."""
+"""The world that a seed makes: its size, its policy, its network, and whether the script is resilient at all."""
 
 import random
 
