@@ -187,6 +187,14 @@ def test_a_run_ends_at_the_first_failure_unless_all_was_asked_for(make: Makefile
     assert set(Record(tmp_path / "passed.json").lanes) == {"etcd"}
 
 
+def test_what_a_lane_needs_is_made_beside_the_lanes_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    lane = LANE._replace(prepare="this")
+    preparations = lanes.Preparations([LANE._replace(name="etcd"), lane])
+    preparations.wait(LANE._replace(name="etcd"))  # needs nothing
+    preparations.wait(lane)
+    assert "LANE ray: prepared in 0.0 minutes beside the others, status 0" in capsys.readouterr().out
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 

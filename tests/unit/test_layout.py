@@ -246,6 +246,12 @@ def imports_of(path: Path) -> set[Path]:
     return found
 
 
+def test_of_the_product_only_a_replay_uses_what_tests_are_made_of() -> None:
+    """`midstep simulate --replay` plays a job of the test suite."""
+    users = {path for path in product() if any("testing" in each.parent.parts for each in imports_of(path))}
+    assert users == {ROOT / "cli" / "simulate.py"}
+
+
 def test_what_only_one_file_imports_is_part_of_that_file() -> None:
     """Unless it has 80 lines, or a reason."""
     importers: dict[Path, set[Path]] = {}
