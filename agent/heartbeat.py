@@ -97,15 +97,10 @@ class Heartbeat:
                 self._report(FaultKind.UNRESPONSIVE, suspension.detail, reading)
 
     def _report(self, kind: FaultKind, detail: str, progress: RankProgress) -> None:
-        report = FaultReport(
-            kind=kind,
-            at_s=time.time(),
-            seen_by=node_address(self._node),
-            detail=detail,
-            rank=progress.rank,
-            node=self._node,
-            generation=progress.generation,
-            incarnation=progress.incarnation,
+        seen_by, at_s = node_address(self._node), time.time()
+        generation = progress.generation
+        report = FaultReport.of_rank(
+            kind, detail, progress, node=self._node, generation=generation, seen_by=seen_by, at_s=at_s
         )
         self._post(FaultReported(report))
 

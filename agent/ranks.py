@@ -356,20 +356,16 @@ class RankHost:
         return (slot.process for slot in tuple(self._slots.values()) if slot.process is not None)
 
     def _report_failed_start(self, order: StartProcess, reason: str) -> None:
-        self._post(
-            FaultReported(
-                FaultReport(
-                    kind=FaultKind.START_FAILED,
-                    at_s=time.time(),
-                    seen_by=node_address(self._node),
-                    detail=reason,
-                    rank=order.rank,
-                    node=self._node,
-                    generation=order.generation,
-                    incarnation=order.incarnation,
-                )
-            )
+        report = FaultReport.of_rank(
+            FaultKind.START_FAILED,
+            reason,
+            order,
+            node=self._node,
+            generation=order.generation,
+            seen_by=node_address(self._node),
+            at_s=time.time(),
         )
+        self._post(FaultReported(report))
 
     def _spawn_task(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         if self._ending:

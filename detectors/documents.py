@@ -2,48 +2,173 @@
 
 A file is raw JSON, a ConfigMap as `kubectl get -o yaml` or `-o json` prints it, a list of them, or one file of a
 mounted ConfigMap.
+
+Any program reports faults to MindCluster by a PublicFault. Unlike the other documents this is a message and not a
+state: each fault says whether it occurs or recovers, and what is no longer in the document has not recovered. One fault
+can have many devices on many nodes.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
+from ..protocol.compat import StrEnum
 from ..protocol.errors import DocumentError, YamlError
 from ..protocol.plain_yaml import read_yaml
-from .cluster_info import PREFIX, RESET, cluster_readings, reset_readings
-from .device_info import DEVICES, SEPARATED, SWITCHES, device_readings, separated_readings, switch_readings
-from .node_info import NODE, node_readings
-from .public_fault import NO_SERIALS, PUBLIC, public_readings
-from .reading import MAX_DOCUMENT_BYTES, MAX_NAME, Reading, node_name, plain, shown
+from ..protocol.types import Assertion, FaultKind
+from . import mindcluster
+from .reading import (
+    MAX_DEVICE,
+    MAX_DOCUMENT_BYTES,
+    MAX_NAME,
+    MAX_TEXT,
+    Reading,
+    bounded,
+    decoded,
+    node_name,
+    plain,
+    seconds,
+    shown,
+)
 
-PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
-    DEVICES: device_readings,
-    SWITCHES: switch_readings,
-    SEPARATED: separated_readings,
-    NODE: node_readings,
-    PUBLIC: public_readings,
-}
 # Prefixes of names that end in a node's name.
+PUBLIC = "PublicFault"
 PREFIXES = ("mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-", "mindx-dl-switchinfo-")
 _KUBERNETES = frozenset({"kind", "apiVersion", "data", "items"})
 SUFFIXES = (".json", ".yaml", ".yml")
 _LONGEST_ERROR = 1000
-
 _log = logging.getLogger(__name__)
-
 # A raw document has no key around it; these names identify it.
 _IDENTIFYING = (
-    (DEVICES, "DeviceInfo"),
-    (NODE, NODE),
-    (NODE, "FaultDevList"),
+    (mindcluster.DEVICES, "DeviceInfo"),
+    (mindcluster.NODE, mindcluster.NODE),
+    (mindcluster.NODE, "FaultDevList"),
     (PUBLIC, "faults"),
-    (RESET, "RankList"),
-    (SWITCHES, "FaultCode"),
+    (mindcluster.RESET, "RankList"),
+    (mindcluster.SWITCHES, "FaultCode"),
 )
+NO_SERIALS: Mapping[str, str] = MappingProxyType({})
+_NAMES = {
+    "node_name": "nodeName",
+    "node_sn": "nodeSN",
+    "device_ids": "deviceIds",
+    "fault_id": "faultId",
+    "fault_type": "faultType",
+    "fault_code": "faultCode",
+    "fault_time": "faultTime",
+}
+
+
+class FaultType(StrEnum):
+    """The part of the cluster that a public fault affects."""
+
+    NPU = "NPU"
+    NODE = "Node"
+    NETWORK = "Network"
+    STORAGE = "Storage"
+
+
+_KINDS = {
+    FaultType.NPU: FaultKind.DEVICE,
+    FaultType.NODE: FaultKind.NODE,
+    FaultType.NETWORK: FaultKind.NETWORK,
+    FaultType.STORAGE: FaultKind.STORAGE,
+}
+
+
+class Influence(msgspec.Struct, frozen=True, rename=_NAMES.get):
+    """Where a fault is: devices of a node; none: the node."""
+
+    node_name: str = ""
+    node_sn: str = ""
+    device_ids: list[int] = []
+
+
+class Fault(msgspec.Struct, frozen=True, rename=_NAMES.get):
+    """One fault of the message."""
+
+    fault_id: str
+    fault_type: FaultType
+    fault_code: str
+    fault_time: float
+    assertion: Assertion
+    influence: list[Influence]
+    description: str = ""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """The whole document."""
+
+    id: str
+    timestamp: float
+    version: str
+    resource: str
+    faults: list[Fault]
+
+
+def public_readings(text: str, node: str = "", serials: Mapping[str, str] = NO_SERIALS) -> tuple[Reading, ...]:
+    """Return the faults of a PublicFault document; it names its nodes, so `node` is unused. Raises DocumentError.
+
+    `serials`: the nodes of machines that are named by their serial number only.
+    """
+    return bounded(PUBLIC, _of_message(decoded(PUBLIC, text, Message), serials))
+
+
+def _of_message(message: Message, serials: Mapping[str, str]) -> Iterator[Reading]:
+    for index, fault in enumerate(message.faults):
+        key = f"{PUBLIC}.faults[{index}]"
+        if not fault.fault_code.strip():
+            raise DocumentError(f"{key}.faultCode", "is empty")
+        detail = ": ".join(part[:MAX_TEXT] for part in (message.resource, fault.description) if part)[:MAX_TEXT]
+        for number, place in enumerate(fault.influence):
+            yield from _at(f"{key}.influence[{number}]", fault, place, detail, serials)
+
+
+def _at(key: str, fault: Fault, place: Influence, detail: str, serials: Mapping[str, str]) -> Iterator[Reading]:
+    name = node_name(f"{key}.nodeName", place.node_name) if place.node_name else _by_serial(key, place, serials)
+    name = serials.get(name, name)
+    if not all(0 <= device <= MAX_DEVICE for device in place.device_ids):
+        raise DocumentError(f"{key}.deviceIds", f"found a number out of range; known: 0 to {MAX_DEVICE}")
+    # A fault of a network or of storage is one of its devices where they are named.
+    devices: list[int | None] = [*place.device_ids] or [None]
+    if fault.fault_type is FaultType.NODE:
+        devices = [None]
+    for device in devices:
+        yield Reading(
+            kind=_KINDS[fault.fault_type],
+            fault_id=f"{fault.fault_id}/{name}/{'node' if device is None else device}",
+            node=name,
+            device=device,
+            code=fault.fault_code,
+            assertion=fault.assertion,
+            at_s=seconds(fault.fault_time),
+            detail=detail,
+        )
+
+
+def _by_serial(key: str, place: Influence, serials: Mapping[str, str]) -> str:
+    """Return the node whose machine has the serial number."""
+    if not place.node_sn:
+        raise DocumentError(f"{key}.nodeName", "is missing, and so is nodeSN")
+    name = serials.get(place.node_sn)
+    if name is None:
+        known = "name its node in faults.node_serials of the policy, or with midstep detect --serial SN=NODE"
+        raise DocumentError(f"{key}.nodeSN", f"no node is known by the serial number {shown(place.node_sn)}; {known}")
+    return node_name(f"{key}.nodeSN", name)
+
+
+PARSERS: dict[str, Callable[[str, str], tuple[Reading, ...]]] = {
+    mindcluster.DEVICES: mindcluster.device_readings,
+    mindcluster.SWITCHES: mindcluster.switch_readings,
+    mindcluster.SEPARATED: mindcluster.separated_readings,
+    mindcluster.NODE: mindcluster.node_readings,
+    PUBLIC: public_readings,
+}
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -102,7 +227,9 @@ def has_documents(data: Mapping[str, object]) -> bool:
 
 def _is_key(name: object) -> bool:
     """Return whether a document is known by this key."""
-    return isinstance(name, str) and (name in PARSERS or name == RESET or name.startswith(PREFIX))
+    return isinstance(name, str) and (
+        name in PARSERS or name == mindcluster.RESET or name.startswith(mindcluster.PREFIX)
+    )
 
 
 class _Piece(NamedTuple):
@@ -121,11 +248,11 @@ def _pieces(path: PurePath, data: bytes) -> Iterator[_Piece | DocumentError]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DocumentError("", f"byte {error.start} is not UTF-8") from error
-    if _is_key(path.name) and not path.name.startswith(PREFIX):
+    if _is_key(path.name) and not path.name.startswith(mindcluster.PREFIX):
         yield _Piece(path.name, text, path.parent.name)
         return
-    tree = _tree(text) if text.strip() or not path.name.startswith(PREFIX) else {}
-    if path.name.startswith(PREFIX) and isinstance(tree, dict) and not _KUBERNETES & tree.keys():
+    tree = _tree(text) if text.strip() or not path.name.startswith(mindcluster.PREFIX) else {}
+    if path.name.startswith(mindcluster.PREFIX) and isinstance(tree, dict) and not _KUBERNETES & tree.keys():
         yield _Piece(_stem(path.name), tree, _stem(path.name))  # raw, or of a mounted ConfigMap
         return
     if not isinstance(tree, dict):
@@ -155,7 +282,9 @@ def _of_object(tree: dict[Any, Any], name: str) -> Iterator[_Piece]:
             raise DocumentError("metadata.name", f"found {shown(named)}; known: up to {MAX_NAME} characters")
         yield from _known(tree.get("data"), named or name, "data")
         return
-    if any(_is_key(key) and isinstance(value, str | dict | list) for key, value in tree.items() if key != NODE):
+    if any(
+        _is_key(key) and isinstance(value, str | dict | list) for key, value in tree.items() if key != mindcluster.NODE
+    ):
         yield from _known(tree, name, "")
         return
     for key, name_in_it in _IDENTIFYING:
@@ -170,7 +299,7 @@ def _known(data: Any, name: str, where: str) -> Iterator[_Piece]:
         raise DocumentError(where, f"found {shown(data)}; known: a mapping with {', '.join(PARSERS)}")
     known = [_Piece(key, value, name) for key, value in data.items() if _is_key(key)]
     if not known:
-        raise DocumentError(where, f"has none of {', '.join(PARSERS)}, {PREFIX}*, {RESET}")
+        raise DocumentError(where, f"has none of {', '.join(PARSERS)}, {mindcluster.PREFIX}*, {mindcluster.RESET}")
     yield from known
 
 
@@ -195,10 +324,10 @@ def _readings(key: str, text: str, name: str, names: Mapping[str, str]) -> tuple
     """Return the faults in the value of a key. Raises DocumentError, and what a parser raises for malformed input."""
     if key == PUBLIC:
         return public_readings(text, "", names)
-    if key == RESET:
-        return reset_readings(text)
-    if key.startswith(PREFIX):
-        return cluster_readings(text, key, names)
+    if key == mindcluster.RESET:
+        return mindcluster.reset_readings(text)
+    if key.startswith(mindcluster.PREFIX):
+        return mindcluster.cluster_readings(text, key, names)
     node = _node(name)
     return PARSERS[key](text, names.get(node, node))
 

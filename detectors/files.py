@@ -3,6 +3,10 @@
 Changes are noticed by inotify (watchfiles), and by polling every few seconds, since network file systems have no
 inotify. Whole files are read, whether they were replaced by a rename, by a change of the link in a mounted ConfigMap,
 or written in place.
+
+Most documents list what is wrong now, without history. So `Snapshots`, which is pure, compares two readings of the same
+document: a fault that is no longer in it has recovered. A document that cannot be read, or is gone, changes nothing:
+its last readable content stays in force.
 """
 
 import asyncio
@@ -12,27 +16,25 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+import xxhash
 from watchfiles import awatch
 
 from ..protocol.compat import StrEnum
-from ..protocol.types import FaultReport, detector_address
-from .documents import Document, displayed, documents_in, is_document
-from .public_fault import NO_SERIALS
-from .reading import MAX_DOCUMENT_BYTES, Report
-from .snapshots import Snapshots
+from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
+from .documents import NO_SERIALS, Document, displayed, documents_in, is_document
+from .reading import MAX_DOCUMENT_BYTES, MAX_ID, Reading, Report
 
 POLL_S = 2.0  # where inotify reports nothing
 DEBOUNCE_MS = 50
 MAX_FILES = 10_000
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import ExceptionGroup
-
 _log = logging.getLogger(__name__)
 _Stamp = tuple[int, int, int]
+_NO_ERROR = ""
+_Saved = tuple[dict[str, dict[str, Reading]], dict[str, str]]
 
 
 class Sign(StrEnum):
@@ -205,6 +207,10 @@ class FileDetector:
         return list(directories)
 
 
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
+
+
 def _contents(path: Path) -> tuple[_Stamp, bytes]:
     """Return a file's stamp and its bytes, at most one more than allowed. Raises OSError, also for a pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for its writer
@@ -242,3 +248,101 @@ def _entries(directory: Path) -> list[Path]:
 def _nearest(path: Path) -> Path:
     """Return the nearest directory above a path that is there, in which it may appear."""
     return next(parent for parent in path.parents if os.path.isdir(parent) and _is_text(parent))
+
+
+class Snapshots:
+    """The last readable content of every document of one detector, and its present error."""
+
+    def __init__(self, seen_by: str) -> None:
+        """Begin with no documents. `seen_by`: the address that reports carry."""
+        self._seen_by = seen_by
+        self._faults: dict[str, dict[str, Reading]] = {}  # document -> fault_id -> reading
+        self._errors: dict[str, str] = {}
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The present errors of documents, by name."""
+        return dict(self._errors)
+
+    def saved(self) -> bytes:
+        """Return the state for `restore`."""
+        return msgspec.msgpack.encode((self._faults, self._errors))
+
+    def restore(self, data: bytes) -> None:
+        """Take over a saved state. Without a valid one, faults that stand are reported again."""
+        try:
+            self._faults, self._errors = msgspec.msgpack.decode(data, type=_Saved)
+        except msgspec.MsgspecError:
+            self._faults, self._errors = {}, {}
+
+    def take(self, documents: Iterable[Document], now: float) -> list[FaultReport]:
+        """Take in `documents`, and return what is to be reported, in their order."""
+        reports: list[FaultReport] = []
+        for document in documents:
+            reports += self._error_change(document, now)
+            if not document.error:
+                reports += self._changes(document, now)
+        return reports
+
+    def forget(self, file: str, now: float) -> list[FaultReport] | None:
+        """Forget the documents of a file that is gone, and return what is to be reported; None if one has faults.
+
+        So files without faults that come and go do not add up.
+        """
+        names = [name for name in self._faults.keys() | self._errors.keys() if f"{name}:".startswith(f"{file}:")]
+        readings = [reading for name in names for reading in self._faults.get(name, {}).values()]
+        if any(reading.assertion is Assertion.OCCUR for reading in readings):
+            return None
+        reports: list[FaultReport] = []
+        for name in sorted(names):
+            reports += self._error_change(Document(name, ""), now)
+            self._faults.pop(name, None)
+        return reports
+
+    def _error_change(self, document: Document, now: float) -> list[FaultReport]:
+        """Return a report when a document becomes unreadable, and one when it can be read again."""
+        known = self._errors.get(document.name, _NO_ERROR)
+        if document.error == known:
+            return []
+        if document.error:
+            self._errors[document.name] = document.error
+        else:
+            del self._errors[document.name]
+        return [
+            FaultReport(
+                kind=FaultKind.DETECTOR,
+                at_s=now,
+                seen_by=self._seen_by,
+                detail=f"{document.name}: {document.error or 'can be read again'}"[:2000],
+                level=FaultLevel.NOT_HANDLE,
+                fault_id=_fault_id(document.name),
+                assertion=Assertion.OCCUR if document.error else Assertion.RECOVER,
+            )
+        ]
+
+    def _changes(self, document: Document, now: float) -> list[FaultReport]:
+        before = self._faults.get(document.name, {})
+        found = {reading.fault_id: reading for reading in document.readings}
+        changed = [
+            reading for fault_id, reading in found.items() if _content(before.get(fault_id)) != _content(reading)
+        ]
+        if document.snapshot:
+            gone = [reading for fault_id, reading in before.items() if fault_id not in found]
+            recovered = [msgspec.structs.replace(each, assertion=Assertion.RECOVER, at_s=now) for each in gone]
+            changed = [each for each in recovered if before[each.fault_id].assertion is Assertion.OCCUR] + changed
+        self._faults[document.name] = found
+        return [reading.report(self._seen_by, now) for reading in changed]
+
+
+def _fault_id(name: str) -> str:
+    """Return the fault id of an unreadable document; that of a long name ends in a digest."""
+    known = f"unreadable/{name}"
+    if len(known) <= MAX_ID:
+        return known
+    digest = xxhash.xxh3_128_hexdigest(name.encode())
+    return f"{known[: MAX_ID - len(digest) - 1]}-{digest}"
+
+
+def _content(reading: Reading | None) -> object:
+    """Return what makes a reading news when it differs: not its time, which some documents renew."""
+    return None if reading is None else (reading.assertion, reading.level, reading.code, reading.device)

@@ -8,7 +8,7 @@ in a policy, says what the text of an exception means. Injection points and acti
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -71,6 +71,20 @@ class Assertion(StrEnum):
     ONCE = "once"
 
 
+class OfRank(Protocol):
+    """One process of a rank, by whatever describes it."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that it holds."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Its number among the processes of the rank."""
+        ...
+
+
 class FaultReport(msgspec.Struct, frozen=True):
     """One observation of a fault.
 
@@ -97,6 +111,15 @@ class FaultReport(msgspec.Struct, frozen=True):
     age_s: Seconds = 0.0
     output: Text = ""  # the end of what the process had printed that is gone
     trusted_step: Count | None = None  # updates after which no rank's state can be trusted; None: nothing has spread
+
+    @classmethod
+    def of_rank(
+        cls, kind: FaultKind, detail: str, process: OfRank, *, node: str, generation: int, seen_by: str, at_s: float
+    ) -> "FaultReport":
+        """Report that something is wrong with one process of a rank."""
+        return cls(
+            kind, at_s, seen_by, detail, process.rank, node, generation=generation, incarnation=process.incarnation
+        )
 
 
 # --- what an exception means ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ fail meanwhile); all start again on the nodes at hand (`open_world`); or nodes h
 from collections.abc import Iterable
 
 from ...protocol.messages import CreateNode, DeleteNode, Quiesce, StartProcess, StopProcess
-from ...protocol.types import PLATFORM, FaultKind, FaultReport, node_address, rank_address
+from ...protocol.types import CONTROLLER, PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from ..recovery.events import Log
 from ..recovery.state import JobState, Phase, Reschedule
 from ..recovery.world import GONE, PARKED, REACHABLE, Holder, NodeState, RankEvent, RankState
@@ -302,17 +302,16 @@ def _end_process(state: JobState, holder: Holder, node: str = "") -> None:
 def faults_of(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str, now: float) -> list[FaultReport]:
     """Return one fault for each of the ranks: `what` it did, or did not do in time."""
     return [
-        FaultReport(
-            kind=kind,
-            at_s=now,
-            seen_by="controller",
-            detail=f"rank {rank} {what}",
-            rank=rank,
-            node=state.world.holders[rank].node,
+        FaultReport.of_rank(
+            kind,
+            f"rank {each.rank} {what}",
+            each,
+            node=each.node,
             generation=state.generation,
-            incarnation=state.world.holders[rank].incarnation,
+            seen_by=CONTROLLER,
+            at_s=now,
         )
-        for rank in sorted(ranks)
+        for each in (state.world.holders[rank] for rank in sorted(ranks))
     ]
 
 

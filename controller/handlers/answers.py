@@ -65,15 +65,9 @@ def on_rank_ready(state: JobState, event: RankReady, now: float) -> None:
 
 def _came_back_wrong(state: JobState, holder: Holder, step: int, target_step: int, now: float) -> None:
     """A rank is not where it was ordered to go: it is at fault, and no other."""
-    report = FaultReport(
-        kind=FaultKind.CORRUPTION,
-        at_s=now,
-        seen_by=CONTROLLER,
-        detail=f"it came back at step {step}, all others go to {target_step}",
-        rank=holder.rank,
-        node=holder.node,
-        generation=state.generation,
-        incarnation=holder.incarnation,
+    what, generation = f"it came back at step {step}, all others go to {target_step}", state.generation
+    report = FaultReport.of_rank(
+        FaultKind.CORRUPTION, what, holder, node=holder.node, generation=generation, seen_by=CONTROLLER, at_s=now
     )
     blame_and_decide(state, [report], now)
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ...detectors.documents import Document, documents_in, has_documents
-from ...detectors.public_fault import NO_SERIALS
+from ...detectors.documents import NO_SERIALS, Document, documents_in, has_documents
+from ...detectors.files import Snapshots
 from ...detectors.reading import Report
-from ...detectors.snapshots import Snapshots
 from ...platforms.kubernetes.api import Api, watch
 from ...protocol.types import detector_address
 

@@ -17,10 +17,9 @@ import yaml
 
 from midstep.controller.admission import unbelievable
 from midstep.detectors.documents import Document, documents_in
-from midstep.detectors.files import FileDetector
+from midstep.detectors.files import FileDetector, Snapshots
 from midstep.detectors.lines import parse_line
 from midstep.detectors.reading import MAX_ID, MAX_NAME
-from midstep.detectors.snapshots import Snapshots
 from midstep.protocol.errors import DocumentError
 from midstep.protocol.types import FaultReport
 

@@ -185,7 +185,7 @@ def test_every_module_says_why_it_exists() -> None:
 
 MAX_IMPORT_SHARE = 6.0  # percent of a folder's lines
 IMPORT_SHARES = {
-    "agent": 8.1, "cli": 10.3, "communicators": 6.7, "controller": 7.6, "detectors": 6.4, "forecast": 9.7,
+    "agent": 7.9, "cli": 10.3, "communicators": 6.7, "controller": 7.6, "detectors": 6.3, "forecast": 9.7,
     "launch": 9.2, "processor": 7.2, "testing": 7.2,
 }  # fmt: skip
 LONG_FUNCTIONS = {

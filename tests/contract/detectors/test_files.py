@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from midstep.detectors.documents import NO_SERIALS
 from midstep.detectors.files import FileDetector
-from midstep.detectors.public_fault import NO_SERIALS
 from midstep.protocol.compat import within
 from midstep.protocol.types import Assertion, FaultKind, FaultReport
 

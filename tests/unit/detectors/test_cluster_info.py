@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from midstep.detectors.documents import Document, documents_in, is_document
-from midstep.detectors.snapshots import Snapshots
+from midstep.detectors.files import Snapshots
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel
 
 UCE = {

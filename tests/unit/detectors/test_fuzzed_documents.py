@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from midstep.detectors.documents import PARSERS, Document, documents_in
+from midstep.detectors.files import Snapshots
 from midstep.detectors.reading import MAX_ID, MAX_NAME
-from midstep.detectors.snapshots import Snapshots
 from midstep.protocol.types import FaultReport
 
 DOCUMENTS = Path(__file__).parent / "documents"

@@ -1,8 +1,8 @@
 """Two looks at the same documents: what is new, what is gone, and what cannot be read."""
 
 from midstep.detectors.documents import Document
+from midstep.detectors.files import Snapshots
 from midstep.detectors.reading import Reading
-from midstep.detectors.snapshots import Snapshots
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 

@@ -1,11 +1,16 @@
-"""Parse the documents of a node's device plugin, `mindx-dl-deviceinfo-<node>`: faults of NPUs and of switches.
+"""Parse MindCluster's documents: of a node's device plugin, of its node detector, and of ClusterD, which gathers them.
 
-The ConfigMap has the keys `DeviceInfoCfg`, `SwitchInfoCfg` and `ManuallySeparateNPU`. Values are JSON text, lists in
-them are text with commas, and the list of faults is JSON text once more. A fault entry can carry several codes; their
-levels and times are in `fault_time_and_level_map`.
+- `mindx-dl-deviceinfo-<node>` has faults of NPUs and switches under `DeviceInfoCfg`, `SwitchInfoCfg` and
+  `ManuallySeparateNPU`. Values are JSON text, lists in them are text with commas, and the list of faults is JSON text
+  once more. A fault entry can carry several codes; their levels and times are in `fault_time_and_level_map`.
+- `mindx-dl-nodeinfo-<node>` has faults of parts that are not NPUs under `NodeInfo`; its codes share one level.
+  Ranks do not compute on these parts, so each is a fault of the node.
+- `cluster-info-device-<n>`, `cluster-info-switch-<n>` and `cluster-info-node-cm` hold, under a key of their own name,
+  the contents of the ConfigMaps of many nodes, by the names of those. An empty one says that nothing is wrong.
+- `reset-config-<job>` holds `reset.json`: the ranks of a job that ClusterD has found at fault.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -13,12 +18,42 @@ import msgspec
 
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel
-from .reading import MAX_DEVICE, MAX_NAME, Reading, bounded, converted, decoded, level_of, seconds, shown
+from .reading import (
+    MAX_DEVICE,
+    MAX_ID,
+    MAX_NAME,
+    MAX_TEXT,
+    Reading,
+    bounded,
+    converted,
+    decoded,
+    level_of,
+    node_name,
+    seconds,
+    shown,
+)
 
+PREFIX = "cluster-info-"
+RESET = "reset.json"
+OF_DEVICES, OF_NODES, OF_SWITCHES = "mindx-dl-deviceinfo-", "mindx-dl-nodeinfo-", "mindx-dl-switchinfo-"
+_LEVELS = {
+    "empty": FaultLevel.NOT_HANDLE,
+    "ignore": FaultLevel.NOT_HANDLE,
+    "restart_request": FaultLevel.RESTART_REQUEST,
+    "restart": FaultLevel.RESTART_BUSINESS,
+    "free_reset": FaultLevel.FREE_RESTART_NPU,
+    "reset": FaultLevel.RESTART_NPU,
+    "isolate": FaultLevel.SEPARATE_NPU,
+}
+_STATES = {
+    "unrecovered": Assertion.OCCUR,
+    "failed": Assertion.OCCUR,
+    "recovered": Assertion.RECOVER,
+}
+NODE = "NodeInfo"
 DEVICES = "DeviceInfoCfg"
 SWITCHES = "SwitchInfoCfg"
 SEPARATED = "ManuallySeparateNPU"
-
 _FAULTS = "-Fault"
 _UNHEALTHY = "-Unhealthy"
 _ASSERTIONS = {0: Assertion.RECOVER, 1: Assertion.OCCUR, 2: Assertion.ONCE}
@@ -28,6 +63,9 @@ _KINDS = {
     "NodeUnhealthy": FaultKind.NODE,
     "PublicFault": FaultKind.DEVICE,
 }
+
+
+# --- of a node's device plugin --------------------------------------------------------------------------------------
 
 
 class TimeAndLevel(msgspec.Struct, frozen=True):
@@ -204,3 +242,143 @@ def _device(key: str, name: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 6) or int(digits) > MAX_DEVICE:
         raise DocumentError(key, f"{shown(name)} is not a valid name of a device, such as Ascend910-0")
     return int(digits)
+
+
+# --- of its node detector -------------------------------------------------------------------------------------------
+
+
+class FaultDevice(msgspec.Struct, frozen=True):
+    """One entry of FaultDevList."""
+
+    DeviceType: str
+    FaultLevel: str
+    DeviceId: int = 0
+    FaultCode: list[str] | str = []
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """The value of NodeInfo, or of NodeInfo in it."""
+
+    FaultDevList: list[FaultDevice] | None = None
+    NodeStatus: str = ""
+
+
+class Wrapped(msgspec.Struct, frozen=True):
+    """The value as noded writes it: with a check code beside it."""
+
+    NodeInfo: NodeInfo
+    CheckCode: str = ""
+
+
+def node_readings(text: str, node: str) -> tuple[Reading, ...]:
+    """Return the faults in the value of NodeInfo of `node`. Raises DocumentError."""
+    tree: dict[str, Any] = decoded(NODE, text, dict[str, Any])
+    if NODE in tree:
+        info, key = decoded(NODE, text, Wrapped).NodeInfo, f"{NODE}.{NODE}"
+    elif "FaultDevList" in tree or "NodeStatus" in tree:
+        info, key = decoded(NODE, text, NodeInfo), NODE
+    else:
+        raise DocumentError(NODE, "neither NodeInfo nor FaultDevList in it")
+    return bounded(NODE, _of_parts(key, info, node))
+
+
+def _of_parts(key: str, info: NodeInfo, node: str) -> Iterator[Reading]:
+    """Yield a reading for each code of each part; one for a part without codes."""
+    for index, part in enumerate(info.FaultDevList or ()):
+        level = level_of(f"{key}.FaultDevList[{index}].FaultLevel", part.FaultLevel)
+        codes = [part.FaultCode] if isinstance(part.FaultCode, str) else part.FaultCode
+        for code in [code.strip() for code in codes if code.strip()] or [""]:
+            if not code and level is None:
+                raise DocumentError(f"{key}.FaultDevList[{index}]", "neither a FaultCode nor a FaultLevel")
+            yield Reading(
+                kind=FaultKind.NODE,
+                fault_id=f"{node}/{part.DeviceType}/{part.DeviceId}/{code}",
+                node=node,
+                code=code or None,
+                level=level,
+                detail=f"{part.DeviceType} {part.DeviceId}"[:MAX_TEXT],
+            )
+
+
+# --- of ClusterD ----------------------------------------------------------------------------------------------------
+
+
+class RankFault(msgspec.Struct, frozen=True):
+    """One entry of RankList of reset.json."""
+
+    RankId: int
+    LogicId: int = 0
+    Status: str = "unrecovered"
+    Policy: str = ""
+    InitialPolicy: str = ""
+    ErrorCode: list[int] | None = None
+    ErrorCodeHex: str = ""
+
+
+class ResetInfo(msgspec.Struct, frozen=True):
+    """The value of reset.json."""
+
+    RankList: list[RankFault] | None = None
+    UpdateTime: float = 0
+
+
+def cluster_readings(text: str, key: str, names: Mapping[str, str]) -> tuple[Reading, ...]:
+    """Return the faults of all nodes in the value of a cluster-info. `names`: as those of a document's own node.
+
+    Raises DocumentError, with the name of the ConfigMap whose content is wrong.
+    """
+    if not text.strip():
+        return ()
+    return bounded(key, _of_nodes(decoded(key, text, dict[str, dict[str, Any]]), key, names))
+
+
+def _of_nodes(content: dict[str, dict[str, Any]], key: str, names: Mapping[str, str]) -> Iterator[Reading]:
+    for name, value in content.items():
+        where = f"{key}.{name[:MAX_NAME]}"
+        prefix = next((each for each in (OF_DEVICES, OF_NODES, OF_SWITCHES) if name.startswith(each)), None)
+        if prefix is None:
+            raise DocumentError(where, f"{shown(name)} is no name of a node's ConfigMap, such as {OF_DEVICES}NODE")
+        node = node_name(where, name.removeprefix(prefix))
+        node = names.get(node, node)
+        try:
+            if prefix == OF_DEVICES:
+                yield from device_readings(_text(value if "DeviceInfo" in value else {"DeviceInfo": value}), node)
+            elif prefix == OF_SWITCHES:
+                yield from switch_readings(_text(value), node)
+            else:
+                yield from node_readings(_text(value), node)
+        except DocumentError as error:
+            raise DocumentError(where, str(error)) from error
+
+
+def reset_readings(text: str) -> tuple[Reading, ...]:
+    """Return the ranks at fault in the value of reset.json. Raises DocumentError."""
+    return bounded(RESET, _of_ranks(decoded(RESET, text, ResetInfo)))
+
+
+def _of_ranks(info: ResetInfo) -> Iterator[Reading]:
+    for index, entry in enumerate(info.RankList or ()):
+        key = f"{RESET}.RankList[{index}]"
+        if entry.RankId < 0:
+            raise DocumentError(f"{key}.RankId", f"found {entry.RankId}; known: a rank of the job")
+        if entry.Status not in _STATES:
+            raise DocumentError(f"{key}.Status", f"found {shown(entry.Status)}; known: {', '.join(_STATES)}")
+        if entry.Policy not in _LEVELS:
+            raise DocumentError(f"{key}.Policy", f"found {shown(entry.Policy)}; known: {', '.join(_LEVELS)}")
+        codes = [code.strip().upper() for code in entry.ErrorCodeHex.split(",") if code.strip()]
+        for code in codes or [""]:
+            yield Reading(
+                kind=FaultKind.DEVICE,
+                fault_id=f"rank {entry.RankId}/{code or 'reset'}"[:MAX_ID],
+                node="",
+                rank=entry.RankId,
+                code=code or None,
+                level=_LEVELS[entry.Policy],
+                assertion=_STATES[entry.Status],
+                at_s=seconds(info.UpdateTime),
+                detail=f"ClusterD: {entry.Status}, {entry.Policy}",
+            )
+
+
+def _text(value: dict[str, Any]) -> str:
+    return msgspec.json.encode(value).decode()
