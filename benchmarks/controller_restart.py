@@ -22,8 +22,9 @@ from typing import Any
 
 from midstep.benchmarks.machine import RANKS_PER_NODE, job_of, news_of_a_kill
 from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.events import Event
@@ -81,9 +82,9 @@ def sender_of(event: Event) -> str:
 
 def write(directory: Path, job: JobSpec, record: Record) -> float:
     """Write a journal and return how long that took."""
-    Journal.create(journal_path(directory), job, default_policy())
+    found_journal(journal_path(directory), job, default_policy())
     began_s = time.perf_counter()
-    with Journal.open(journal_path(directory)) as journal:
+    with open_sqlite(journal_path(directory)) as journal:
         learned = known(journal)
         list(journal.load(learned.restore))
         numbered = list(entries(record))
@@ -115,7 +116,7 @@ def restart(directory: Path) -> dict[str, float]:
     """Take the journal over as a controller does, and return the time of each part, and the CPU time of all."""
     gc.collect()
     cpu_s = time.process_time()
-    open_s, journal = timed(lambda: Journal.open(journal_path(directory)))
+    open_s, journal = timed(lambda: open_sqlite(journal_path(directory)))
     with journal:
         learned, replayed = known(journal), 0
 

@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from midstep.controller.election.file_election import LEASE_S
-from midstep.controller.election.roster import controllers
-from midstep.controller.etcd.journal import submit
+from midstep.controller.election.presence import controllers_in_etcd, controllers_of_host
 from midstep.controller.etcd.place import parse_place
-from midstep.controller.etcd.reading import read_controllers
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.etcd_store import submit
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import ControllerPhase
@@ -64,7 +63,7 @@ class Job:
         settings = job_settings(default_policy(), directory)
         spec = JobSpec(self.name, ("t.py",), False, False, {}, directory, directory, 1, 1, 1, 0, 0, settings)
         if self._place is None:
-            Journal.create(journal_path(self.job_directory), spec, default_policy())
+            found_journal(journal_path(self.job_directory), spec, default_policy())
         else:
             submit(self._place, spec, default_policy())
         self.log = (root / "controllers.log").open("wb")
@@ -86,7 +85,7 @@ class Job:
 
     def phases(self) -> dict[ControllerPhase, int]:
         """Return the process id of a controller in each phase."""
-        known = controllers(self.run_directory) if self._place is None else read_controllers(self._place)
+        known = controllers_of_host(self.run_directory) if self._place is None else controllers_in_etcd(self._place)
         return {each.phase: each.pid for each in known if self.controllers[each.pid].poll() is None}
 
     def close(self) -> None:

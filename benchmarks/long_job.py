@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from midstep.benchmarks.turns import RANKS_PER_NODE, Job, patient_policy
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
 from midstep.policies.schema import Budget, Policy, RungPolicy
 from midstep.protocol.types import Rung
 

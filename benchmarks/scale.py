@@ -31,8 +31,8 @@ from played_nodes import Arrivals, End, KillRank, Order, PowerOff, Seen, live
 from played_rank import Setting
 
 from midstep.benchmarks.turns import patient_policy
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.keys import JobKeys
@@ -76,7 +76,7 @@ class Controller:
             JOB, ("t.py",), False, False, {}, directory, directory, nodes * RANKS_PER_NODE, RANKS_PER_NODE, nodes,
             spares, 0, job_settings(policy, directory),
         )  # fmt: skip
-        Journal.create(journal_path(self.job_directory), spec, policy)
+        found_journal(journal_path(self.job_directory), spec, policy)
         self.log = (root / "controller.log").open("wb")
         command = [sys.executable, "-m", "midstep.cli.main", "controller"]
         directories = ["--job-dir", directory, "--run-dir", str(self.run_directory)]

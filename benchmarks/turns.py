@@ -26,8 +26,8 @@ from played_rank import PlayedRank, Setting
 from midstep.controller.driver import Driver
 from midstep.controller.endpoints.local_sockets import ControlServer
 from midstep.controller.enroller import open_wire
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.policies.schema import Policy, default_policy, job_settings
@@ -164,8 +164,8 @@ class Job:
             "turns", ("t.py",), False, False, {}, str(root), str(root), self.size, RANKS_PER_NODE, nodes, 0, 0,
             job_settings(policy, str(root)),
         )  # fmt: skip
-        Journal.create(journal_path(root), spec, policy)
-        self._journal = Journal.open(journal_path(root))
+        found_journal(journal_path(root), spec, policy)
+        self._journal = open_sqlite(journal_path(root))
         setting = Setting("turns", self.size, RANKS_PER_NODE, policy.heartbeat.interval_s, "", "", ())
         self.nodes = {node_address(name): Node(name, setting) for name in (f"node{n}" for n in range(nodes))}
         self._pipe = os.pipe()

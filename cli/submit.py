@@ -95,13 +95,13 @@ def _submit_roles(
 
 def _into_store(store: str, spec: JobSpec, policy: Policy, platform: str) -> tuple[str, bool]:
     """Return where the job is, and whether it is new there."""
-    from ..controller.volume.journal import submit as submit_to_volume
-    from ..controller.volume.place import is_volume, parse_volume_place
+    from ..controller.journal.volume_place import is_volume, parse_volume_place
+    from ..controller.journal.volume_store import submit as submit_to_volume
 
     if is_volume(store):
         return store, submit_to_volume(parse_volume_place(store).folder, spec, policy, platform)
-    from ..controller.etcd.journal import submit
     from ..controller.etcd.place import access_of, parse_place
+    from ..controller.journal.etcd_store import submit
 
     place = parse_place(store, spec.job, access_of(os.environ))
     return str(place), submit(place, spec, policy, platform)

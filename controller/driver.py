@@ -37,7 +37,8 @@ from .endpoints.local_sockets import ControlServer
 from .endpoints.remote_operators import OperatorRequests
 from .endpoints.request_handler import RequestHandler, StoryRequests
 from .enroller import Enroller
-from .journal.store import JournalEntry, JournalStore
+from .journal.journal import Journal
+from .journal.records import JournalEntry
 from .journal.upkeep import JournalTrouble, Upkeep
 from .keepalive import KeepAlive
 from .learned import Learned
@@ -159,7 +160,7 @@ class Driver:
         self,
         *,
         machine: Machine,
-        journal: JournalStore,
+        journal: Journal,
         wire: Wire,
         routes: Routes,
         board: ProgressBoard,

@@ -13,19 +13,16 @@ import msgspec
 
 from .election.file_election import LEASE_S, FileElection
 from .election.lease_election import LeaseElection, LeaseStore
-from .election.roster import RosterEntry
-from .election.roster import controllers as of_this_host
-from .election.succession import FileSuccession, Succession
+from .election.presence import EtcdPresence, RosterEntry, VolumePresence, controllers_of_host, server_clock
+from .election.succession import EtcdSuccession, FileSuccession, Succession
 from .etcd.place import EtcdPlace
-from .journal.head import HEAD_NAME
+from .journal.etcd_store import open_in_etcd
 from .journal.journal import Journal
-from .journal.memory_copy import open_copy
-from .journal.paths import journal_path, lock_path
-from .journal.store import JournalStore
+from .journal.sqlite_file import HEAD_NAME, journal_path, lock_path
+from .journal.sqlite_store import open_copy, open_sqlite
+from .journal.volume_store import open_on_volume
 from .keepalive import KeepAlive
 from .switchover import ControllerEntry, Switchover
-from .volume.journal import VolumeJournal
-from .volume.presence import VolumePresence, succession_clock
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -69,7 +66,7 @@ class Opened(msgspec.Struct, frozen=True):
     """What a controller has when it leads."""
 
     entry: ControllerEntry
-    journal: JournalStore
+    journal: Journal
     switchover: Switchover
 
 
@@ -98,23 +95,19 @@ def _open_in_files(
     else:
         election = FileElection(lock_path(path), lease_s=term.lease_s, admitted=_admitted(succession, entry, term))
         journal = stack.enter_context(
-            Journal.open(path, wait_s=term.wait_s, head=head, beat=_beat(term, alive), election=election)
+            open_sqlite(path, wait_s=term.wait_s, head=head, beat=_beat(term, alive), election=election)
         )
-    return Opened(entry, journal, Switchover(entry, lambda: of_this_host(run_directory), succession))
+    return Opened(entry, journal, Switchover(entry, lambda: controllers_of_host(run_directory), succession))
 
 
 def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, alive: KeepAlive) -> Opened:
-    from .etcd.journal import EtcdJournal
-    from .etcd.presence import Presence
-    from .etcd.succession import EtcdSuccession
-
     alive.beat()
     lease_s = term.lease_s or LEASE_S
-    entry = Presence(place, term.name or _default_name(), lease_s)
+    entry = EtcdPresence(place, term.name or _default_name(), lease_s)
     stack.callback(entry.close)
     succession = EtcdSuccession(place)
     stack.callback(succession.close)
-    journal = EtcdJournal.open(
+    journal = open_in_etcd(
         place,
         entry,
         lease_s=lease_s,
@@ -130,14 +123,14 @@ def _open_in_folder(stack: contextlib.ExitStack, shared: SharedFolder, term: Ter
     alive.beat()
     entry = VolumePresence(shared.path, term.name or _default_name())
     stack.callback(entry.close)
-    succession = FileSuccession(shared.path, succession_clock(shared.path))
+    succession = FileSuccession(shared.path, server_clock(shared.path))
     election = LeaseElection(
         shared.connect,
         entry.name,
         lease_s=term.lease_s or LEASE_S,
         admitted=_admitted(succession, entry, term),
     )
-    journal = VolumeJournal.open(
+    journal = open_on_volume(
         shared.path,
         election,
         name=entry.name,

@@ -9,9 +9,9 @@ import msgspec
 
 from ..controller.etcd.place import access_of, parse_place
 from ..controller.journal.reading import read_founding
+from ..controller.journal.volume_place import VolumePlace, is_volume, parse_volume_place
 from ..controller.opening import ControllerPlace, SharedFolder
 from ..controller.service import KEYS_NAME
-from ..controller.volume.place import VolumePlace, is_volume, parse_volume_place
 from ..protocol.errors import ConfigurationError
 from ..protocol.private_files import make_private_directory
 from ..protocol.token import FullToken, Token, full, job_of

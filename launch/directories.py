@@ -15,8 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from ..controller.endpoints.discovery_files import read_result
+from ..controller.journal.volume_place import ENTRIES, FOLDER, folder_in, holds_journal
 from ..controller.role_group import GroupRules, RoleGroup
-from ..controller.volume.place import ENTRIES, FOLDER, folder_in, holds_journal
 from ..platforms.processes import NodeMark
 from ..policies.scripted_roles import JobOfRoles
 from ..protocol.discovery import ROLE_STORE_NAME

@@ -13,12 +13,11 @@ import msgspec
 
 from ..adapters.mindio.package import refuse_beside, refuse_installed
 from ..controller.journal.file_system import require_local
-from ..controller.journal.head import HEAD_NAME
-from ..controller.journal.journal import Journal
-from ..controller.journal.paths import journal_path
 from ..controller.journal.reading import read_founding, read_status
 from ..controller.journal.records import Founding
-from ..controller.volume.place import folder_in, holds_journal
+from ..controller.journal.sqlite_file import HEAD_NAME, journal_path
+from ..controller.journal.sqlite_store import found_journal
+from ..controller.journal.volume_place import folder_in, holds_journal
 from ..devices.kinds import EXTERNAL, device_kind
 from ..platforms.local import MOST_NODES_HERE
 from ..policies.budgets import beyond
@@ -138,7 +137,7 @@ def create_job(start: Start) -> PreparedJob:
     held = claim_run_directory(name)
     try:
         _make_keys(start, name, held.path / "keys")
-        Journal.create(
+        found_journal(
             journal_path(directory), spec, policy, can_create_nodes=can_create_nodes, head=held.path / HEAD_NAME
         )
         write_job_file(directory, JobFile(str(held.path)))
@@ -326,7 +325,7 @@ def found_in_directory(directory: Path, spec: JobSpec, policy: Policy, *, platfo
 def create_journal(directory: Path, spec: JobSpec, policy: Policy, *, platform: str = "") -> None:
     """Make the journal of a new job, with which it begins to exist. Raises ConfigurationError, JournalError."""
     try:
-        Journal.create(journal_path(directory), spec, policy, platform=platform)
+        found_journal(journal_path(directory), spec, policy, platform=platform)
     except OSError as error:
         raise unwritable(directory, error) from error
 

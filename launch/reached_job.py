@@ -14,19 +14,22 @@ from typing import Any
 
 import msgspec
 
-from ..controller.election.roster import controllers
-from ..controller.election.succession import FileSuccession
+from ..controller.election.presence import (
+    controllers_in_etcd,
+    controllers_of_host,
+    controllers_on_volume,
+    server_clock,
+)
+from ..controller.election.succession import EtcdSuccession, FileSuccession
 from ..controller.endpoints.control_requests import Refused, Reply, Request, StatusReply, StatusRequest
 from ..controller.endpoints.discovery_files import read_result
 from ..controller.endpoints.local_sockets import NoController, ask
 from ..controller.endpoints.operator_client import ask_from_elsewhere
 from ..controller.etcd.place import EtcdPlace, access_of, parse_place
 from ..controller.journal import reading
+from ..controller.journal.volume_place import folder_in, holds_journal, is_volume, parse_volume_place
 from ..controller.role_group import GroupPhase, GroupRestart, RoleStanding
 from ..controller.story import StoryEntry
-from ..controller.volume import presence
-from ..controller.volume import reading as on_volume
-from ..controller.volume.place import folder_in, holds_journal, is_volume, parse_volume_place
 from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
@@ -72,7 +75,7 @@ class HereJob(msgspec.Struct, frozen=True):
 
 
 class JobElsewhere(msgspec.Struct, frozen=True):
-    """A job that is known by where its controllers listen, and a token."""
+    """A job that is known by where its controllers_of_host listen, and a token."""
 
     endpoints: tuple[str, ...]
     token: RoleToken
@@ -180,38 +183,22 @@ def _date_text(at_s: float) -> str:
 
 def read_status(job_directory: Path) -> JobStatus:
     """Return a job's status as of its last event, from its journal alone. Raises JournalError."""
-    folder, place = _volume_of(job_directory), _etcd_of(job_directory)
-    if folder is not None:
-        return on_volume.read_status(folder)
-    if place is None:
-        return reading.read_status(job_directory)
-    from ..controller.etcd import reading as in_etcd
-
-    return in_etcd.read_status(place)
+    return reading.read_status(_journal_of(job_directory))
 
 
 def read_story(job_directory: Path) -> Iterator[StoryEntry]:
     """Yield each event that the journal of a job still has, with what followed from it. Raises JournalError."""
-    folder, place = _volume_of(job_directory), _etcd_of(job_directory)
-    if folder is not None:
-        return on_volume.read_story(folder)
-    if place is None:
-        return reading.read_story(job_directory)
-    from ..controller.etcd import reading as in_etcd
-
-    return in_etcd.read_story(place)
+    return reading.read_story(_journal_of(job_directory))
 
 
 def paused_until_s(job_directory: Path) -> float:
     """Return until when no standby of a job takes over, in wall-clock seconds, or 0. Raises JournalError."""
     folder, place = _volume_of(job_directory), _etcd_of(job_directory)
     if folder is not None:
-        return FileSuccession(folder, presence.succession_clock(folder)).paused_until_s()
+        return FileSuccession(folder, server_clock(folder)).paused_until_s()
     if place is None:
         run_directory = run_directory_of(job_directory)
         return 0.0 if run_directory is None else FileSuccession(run_directory).paused_until_s()
-    from ..controller.etcd.succession import EtcdSuccession
-
     with contextlib.closing(EtcdSuccession(place)) as succession:
         return succession.paused_until_s()
 
@@ -220,13 +207,15 @@ def living_controllers(job_directory: Path) -> tuple[ControllerStatus, ...]:
     """Return the controllers of a job that live, also those that stand by. Raises JournalError."""
     folder, place = _volume_of(job_directory), _etcd_of(job_directory)
     if folder is not None:
-        return presence.controllers_in(folder)
-    if place is None:
-        run_directory = run_directory_of(job_directory)
-        return () if run_directory is None else controllers(run_directory)
-    from ..controller.etcd import reading as in_etcd
+        return controllers_on_volume(folder)
+    if place is not None:
+        return controllers_in_etcd(place)
+    run_directory = run_directory_of(job_directory)
+    return () if run_directory is None else controllers_of_host(run_directory)
 
-    return in_etcd.read_controllers(place)
+
+def _journal_of(job_directory: Path) -> reading.Where:
+    return _volume_of(job_directory) or _etcd_of(job_directory) or job_directory
 
 
 def _volume_of(job_directory: Path) -> Path | None:

@@ -20,6 +20,7 @@ import msgspec
 
 from ...protocol.errors import ElectionLost, JournalError, JournalSuperseded
 from ...protocol.private_files import FILE_MODE
+from .election import Silence, WatchedElection
 
 LEASE_S = 2.0
 BEAT_S = 0.25
@@ -45,45 +46,58 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(LockHolder).decode
 
 
-class FileElection:
-    """Stands for the lead with a file beside the journal. `lease_s`: None never deposes, and waits for the kernel.
-
-    `admitted` says whether this controller may take a lead that is free.
-    """
+class FileElection(WatchedElection):
+    """Stands for the lead with a file beside the journal. `lease_s`: None never deposes, and waits for the kernel."""
 
     def __init__(
         self, path: Path, *, lease_s: float | None = None, admitted: Callable[[], bool] = lambda: True
     ) -> None:
+        super().__init__(lambda: _LockFile(path, lease_s), admitted)
+
+
+class _LockFile:
+    """The file, as one controller that stands for the lead sees it."""
+
+    def __init__(self, path: Path, lease_s: float | None) -> None:
         self._path = path
         self._lease_s = lease_s
-        self._admitted = admitted
+        self._holder: LockHolder | None = None
+        self._silence = Silence(_OWN_PAUSE_S)
 
-    def stand(self, wait_s: float | None, beat: Callable[[], None]) -> "FileLeadership":
-        """Wait for the lead; see `Election.stand`. The error names the one that has it."""
-        give_up_s = None if wait_s is None else time.monotonic() + wait_s
-        watch = _Watch()
-        while True:
-            descriptor, admitted = _open(self._path), self._admitted()
-            if admitted and _locked(descriptor):
-                if _identity(os.fstat(descriptor)) == _identity_of(self._path):
-                    return FileLeadership(self._path, descriptor)
-                os.close(descriptor)  # it was put aside by a new leader just now
-                continue
-            holder, file = _read(descriptor), _identity(os.fstat(descriptor))
-            os.close(descriptor)
-            now = time.monotonic()
-            if admitted and self._lease_s is not None and watch.silent_s(holder, now) >= self._lease_s:
-                assert holder is not None
-                _log.warning("the leader (%s) has shown no sign of life for %.1f s", _named(holder), self._lease_s)
-                return FileLeadership.instead_of(self._path, holder, file)
-            if give_up_s is not None and now >= give_up_s:
-                raise JournalError(
-                    f"{self._path}: another controller is active on this journal ({_named(holder)}). "
-                    "It has to end first; one job has one active controller."
-                )
-            beat()
-            # The kernel has no wait for a lock with a deadline, and none for a count in a file.
-            time.sleep(POLL_S)
+    def take(self, admitted: Callable[[], bool]) -> "FileLeadership | None":
+        """Take the lead; see `LeadStore`."""
+        descriptor, may = _open(self._path), admitted()
+        while may and _locked(descriptor):
+            if _identity(os.fstat(descriptor)) == _identity_of(self._path):
+                return FileLeadership(self._path, descriptor)
+            os.close(descriptor)  # it was put aside by a new leader just now
+            descriptor = _open(self._path)
+        self._holder, file = _read(descriptor), _identity(os.fstat(descriptor))
+        os.close(descriptor)
+        silent_s = self._silence.lasts_s(self._holder, time.monotonic())
+        counts = self._holder is not None and self._holder.beats  # the silence of one that does not says nothing
+        if not may or self._lease_s is None or not counts or silent_s < self._lease_s:
+            return None
+        assert self._holder is not None
+        _log.warning("the leader (%s) has shown no sign of life for %.1f s", _named(self._holder), self._lease_s)
+        return FileLeadership.instead_of(self._path, self._holder, file)
+
+    def forget(self) -> None:
+        """A file of this host is always there to look at."""
+
+    def rival(self) -> str:
+        """Say who leads; see `LeadStore`."""
+        return (
+            f"{self._path}: another controller is active on this journal ({_named(self._holder)}). "
+            "It has to end first; one job has one active controller."
+        )
+
+    def look_s(self) -> float:
+        """Return how long to wait. The kernel has no wait for a lock with a deadline, nor for a count in a file."""
+        return POLL_S
+
+    def close(self) -> None:
+        """Nothing is open between two looks."""
 
 
 class FileLeadership:
@@ -197,21 +211,6 @@ class FileLeadership:
             if not self._told:
                 self._told = True
                 _log.warning("%s cannot be written: %s; a standby may take this one for frozen", self._path, error)
-
-
-class _Watch:
-    """How long a leader has been silent, by the monotonic clock of the one that watches, while that one ran itself."""
-
-    def __init__(self) -> None:
-        self._known: LockHolder | None = None
-        self._since_s = self._looked_s = 0.0
-
-    def silent_s(self, holder: LockHolder | None, now: float) -> float:
-        """Return for how long the count has not moved. A leader that does not count is never silent."""
-        if holder != self._known or now - self._looked_s > _OWN_PAUSE_S or holder is None or not holder.beats:
-            self._known, self._since_s = holder, now
-        self._looked_s = now
-        return now - self._since_s
 
 
 def _open(path: Path) -> int:

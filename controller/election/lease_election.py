@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ...protocol.errors import JournalError, JournalSuperseded, StoreUnreachable
+from ...protocol.errors import JournalError, JournalSuperseded
 from ...protocol.types import HeldLease
+from .election import Silence, WatchedElection
 
 RENEWALS = 4  # in the time of a lease
 LOOP_ALIVE_S = 1.0  # after its last beat the loop counts as running for so long
 ENDED_S = 5.0  # for the thread to end: some requests
-_POLL_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ class LeaseStore(Protocol):
         """Close the connections. Idempotent."""
 
 
-class LeaseElection:
+class LeaseElection(WatchedElection):
     """Stands for the lead with a Lease. `name`: of this controller, which no other one has at the same time.
 
-    `admitted` says whether this controller may take a lead that is free. The leadership closes the store.
+    The leadership closes the store.
     """
 
     def __init__(
@@ -54,55 +54,57 @@ class LeaseElection:
         lease_s: float,
         admitted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._connect = connect
+        super().__init__(lambda: _Lease(connect(), name, math.ceil(lease_s)), admitted)
+
+
+class _Lease:
+    """The Lease, as one controller that stands for the lead sees it."""
+
+    def __init__(self, store: LeaseStore, name: str, duration_s: int) -> None:
+        self._store: LeaseStore | None = store
+        self._named = str(store)
         self._name = name
-        self._duration_s = math.ceil(lease_s)
-        self._admitted = admitted
+        self._duration_s = duration_s
+        self._held: HeldLease | None = None
+        self._silence = Silence()
 
-    def stand(self, wait_s: float | None, beat: Callable[[], None]) -> "LeaseLeadership":
-        """Wait for the lead; see `Election.stand`. The error names the one that has it."""
-        give_up_s = math.inf if wait_s is None else time.monotonic() + wait_s
-        store, watch, told = self._connect(), _Watch(), False
-        try:
-            while True:
-                held, failure = None, None
-                try:
-                    held = store.read()
-                    won = self._try(store, held, watch)
-                except StoreUnreachable as error:
-                    # The one that leads gets a lease's time to show that it still lives.
-                    won, failure = None, error
-                    watch.forget()
-                    if not told:
-                        told = True
-                        _log.warning("%s", error)
-                if won is not None:
-                    return LeaseLeadership(store, self._name, self._duration_s, won)
-                if time.monotonic() >= give_up_s:
-                    raise failure or JournalError(
-                        f"{store}: another controller is active ({_named(held)}). One job has one active controller: "
-                        "end that one, or start this one with --standby."
-                    )
-                self._pause(beat)
-        except BaseException:
-            store.close()
-            raise
-
-    def _try(self, store: LeaseStore, held: HeldLease, watch: "_Watch") -> HeldLease | None:
-        silent = watch.silent_s(held, time.monotonic()) >= max(held.duration_s, 1)
+    def take(self, admitted: Callable[[], bool]) -> "LeaseLeadership | None":
+        """Take the lead; see `LeadStore`."""
+        assert self._store is not None
+        self._held = None
+        held = self._held = self._store.read()
+        silent = self._silence.lasts_s(held.version, time.monotonic()) >= max(held.duration_s, 1)
         free = held.holder in {"", self._name}
-        if not (free or silent) or not self._admitted():
+        if not (free or silent) or not admitted():
             return None
         if not free:
             _log.warning("the leader (%s) has shown no sign of life for %d s", held.holder, held.duration_s)
-        return store.write(self._name, self._duration_s, held)
+        won = self._store.write(self._name, self._duration_s, held)
+        if won is None:
+            return None
+        store, self._store = self._store, None
+        return LeaseLeadership(store, self._name, self._duration_s, won)
 
-    def _pause(self, beat: Callable[[], None]) -> None:
-        """Wait until the next look, and beat often."""
-        until_s = time.monotonic() + self._duration_s / RENEWALS
-        while time.monotonic() < until_s:
-            beat()
-            time.sleep(_POLL_S)
+    def forget(self) -> None:
+        """Measure the leader's silence anew; see `LeadStore`."""
+        self._silence.forget()
+
+    def rival(self) -> str:
+        """Say who leads; see `LeadStore`."""
+        holder = self._held.holder if self._held is not None and self._held.holder else "until just now"
+        return (
+            f"{self._named}: another controller is active ({holder}). One job has one active controller: "
+            "end that one, or start this one with --standby."
+        )
+
+    def look_s(self) -> float:
+        """Return how long to wait until the next look."""
+        return self._duration_s / RENEWALS
+
+    def close(self) -> None:
+        """Close the store, unless the leadership has it. Idempotent."""
+        if self._store is not None:
+            self._store.close()
 
 
 class LeaseLeadership:
@@ -184,25 +186,3 @@ class LeaseLeadership:
             else:
                 renewed = self._store.write(self._name, self._duration_s, known)
         self._held = renewed or self._held
-
-
-def _named(held: HeldLease | None) -> str:
-    return held.holder if held is not None and held.holder else "until just now"
-
-
-class _Watch:
-    """How long a Lease has not changed, by the monotonic clock of the one that looks."""
-
-    def __init__(self) -> None:
-        self._version: str | None = None
-        self._since_s = 0.0
-
-    def silent_s(self, held: HeldLease, now: float) -> float:
-        """Return for how long it has been as it is."""
-        if held.version != self._version:
-            self._version, self._since_s = held.version, now
-        return now - self._since_s
-
-    def forget(self) -> None:
-        """Begin again: what happened meanwhile is not known."""
-        self._version = None

@@ -1,4 +1,4 @@
-"""Who may lead next, as an admin wants it: a controller that is preferred, and a pause in which no standby takes over.
+"""The next leader, as an admin wants it: a controller that is preferred, and a pause in which no standby takes over.
 
 It is kept where the controllers meet, beside the lead itself, since it counts when no controller leads that could be
 asked. Both end by themselves: a preferred controller may have died, and a pause may have been forgotten.
@@ -13,6 +13,8 @@ import msgspec
 
 from ...protocol.errors import JournalError
 from ...protocol.private_files import replace_file
+from ..etcd.client import Etcd, delete, put
+from ..etcd.place import EtcdPlace
 
 PREFERRED_S = 3  # to a preferred controller the lead is left for so long
 NAME = "succession.json"
@@ -89,3 +91,62 @@ class FileSuccession:
             replace_file(self._path, msgspec.json.encode(wishes))
         except OSError as error:
             raise JournalError(f"{self._path}: cannot be written: {error.strerror}. Make room there.") from error
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """The key of a pause. `until_s`: for people; it is the lease that counts."""
+
+    leader: str
+    until_s: float
+
+
+_decode_pause = msgspec.json.Decoder(Pause).decode
+
+
+class EtcdSuccession:
+    """In etcd, for the controllers of all machines: keys that end by themselves, by leases that etcd alone measures.
+
+    For one thread.
+    """
+
+    def __init__(self, place: EtcdPlace) -> None:
+        self._place = place
+        self._etcd = Etcd(place)
+
+    def prefer(self, name: str) -> None:
+        """Leave the lead to this controller; see `Succession`."""
+        self._etcd.change([], [put(self._place.preferred, name.encode(), self._etcd.grant(PREFERRED_S))])
+
+    def pause(self, leader: str, for_s: int) -> None:
+        """Let no standby take over; see `Succession`."""
+        if not for_s:
+            self._etcd.change([], [delete(self._place.pause)])
+            return
+        value = msgspec.json.encode(Pause(leader, time.time() + for_s))
+        self._etcd.change([], [put(self._place.pause, value, self._etcd.grant(for_s))])
+
+    def paused_until_s(self) -> float:
+        """Return when the pause ends; see `Succession`."""
+        pause = self._pause()
+        return 0.0 if pause is None else pause.until_s
+
+    def admits(self, name: str, *, standby: bool) -> bool:
+        """Say whether a controller may lead; see `Succession`."""
+        preferred = self._etcd.get(self._place.preferred)
+        if preferred is not None:
+            return preferred.value == name.encode()
+        pause = self._pause() if standby else None
+        return pause is None or pause.leader == name
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._etcd.close()
+
+    def _pause(self) -> Pause | None:
+        known = self._etcd.get(self._place.pause)
+        if known is None:
+            return None
+        try:
+            return _decode_pause(known.value)
+        except msgspec.MsgspecError:
+            return None

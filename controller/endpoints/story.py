@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -22,7 +21,6 @@ from ..etcd.place import EtcdPlace
 from ..journal.reading import read_story
 from ..opening import ControllerPlace
 from ..story import StoryEntry
-from ..volume.reading import read_story as read_story_on_volume
 from .control_requests import Refused, Reply, StoryReply, StoryRequest
 
 MOST_EVENTS = 20_000
@@ -34,24 +32,17 @@ _CUT = " ... (cut)"
 class StoryOrder(msgspec.Struct, frozen=True):
     """Which story to read: where the journal is, and the number of an incident, or all of it.
 
-    The journal is in the job directory, unless `etcd` or a `folder` has it.
+    The journal is in the folder, unless `etcd` has it.
     """
 
-    job_directory: str
+    folder: str
     etcd: EtcdPlace | None
-    folder: str | None
     incident: int | None
 
 
 def story_of(order: StoryOrder) -> Iterator[StoryEntry]:
     """Yield each event that the journal still has, with what followed from it. Raises JournalError."""
-    if order.folder is not None:
-        return read_story_on_volume(Path(order.folder))
-    if order.etcd is None:
-        return read_story(order.job_directory)
-    from ..etcd.reading import read_story as read_story_in_etcd
-
-    return read_story_in_etcd(order.etcd)
+    return read_story(order.etcd or order.folder)
 
 
 def excerpt(story: Iterable[StoryEntry], incident: int | None, tell: Callable[[StoryEntry], str]) -> StoryReply:
@@ -162,5 +153,5 @@ class Storyteller:
 
     def _order(self, request: StoryRequest) -> StoryOrder:
         place = self._place
-        folder = None if place.shared is None else str(place.shared.path)
-        return StoryOrder(str(place.job_directory), place.etcd, folder, request.incident)
+        folder = place.job_directory if place.shared is None else place.shared.path
+        return StoryOrder(str(folder), place.etcd, request.incident)

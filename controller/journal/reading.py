@@ -1,56 +1,61 @@
-"""A job as its journal tells of it: read-only, without any process, beside a running controller or long afterwards."""
+"""A job as its journal tells of it: read-only, without any process, beside a running controller or long afterwards.
+
+A journal is found by its job directory, by the folder of several machines that holds it, or by its place in etcd.
+"""
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...protocol.incidents import JobStatus
+from ..etcd.place import EtcdPlace
 from ..learned import read_snapshot
 from ..recovery.machine import RecoveryMachine
 from ..story import StoryEntry, turns
-from . import records, sqlite_file
-from .paths import journal_path
-from .records import Founding
+from . import sqlite_file
+from .journal import JournalReader, earliest_start, events_behind, find_start
+from .records import Founding, origin
+from .records import read_founding as decode_founding
+from .sqlite_store import SqliteReader
+from .volume_place import holds_journal
+from .volume_store import VolumeReader
+
+Where = str | Path | EtcdPlace
 
 
-def read_founding(job_directory: str | Path) -> Founding:
+def read_founding(where: Where) -> Founding:
     """Return what the journal of a job was founded with. Raises JournalError."""
-    with _reading(job_directory) as (_, _, founding, _):
+    with _reading(where) as (_, founding, _):
         return founding
 
 
-def read_status(job_directory: str | Path) -> JobStatus:
-    """Return the job's status as of its last event, from the journal alone, without any process.
-
-    May be called beside a running controller; nothing is changed. Raises JournalError.
-    """
-    with _reading(job_directory) as (path, connection, founding, first):
+def read_status(where: Where) -> JobStatus:
+    """Return the job's status as of its last event, from the journal alone. Changes nothing. Raises JournalError."""
+    with _reading(where) as (journal, founding, first):
         machine, last_s = founding.machine(), founding.created_s
 
         def restore(state: bytes) -> None:
             nonlocal last_s
-            last_s = restore_from(machine, state)
+            last_s = _restore(machine, state)
 
-        start = records.begin(connection, path, first, restore)
-        for event, at_s in records.read_events(connection, path, start):
+        for event, at_s in events_behind(journal, find_start(journal, first, restore, journal.snapshots())):
             machine.handle(event, at_s)
             last_s = at_s
         return machine.status(last_s)
 
 
-def read_story(job_directory: str | Path) -> Iterator[StoryEntry]:
+def read_story(where: Where) -> Iterator[StoryEntry]:
     """Yield each event that the journal still has, with what followed from it. As `read_status` in all else.
 
     The first one has number 1 unless earlier ones were dropped, so that the journal of a long job stays bounded.
     """
-    with _reading(job_directory) as (path, connection, founding, first):
+    with _reading(where) as (journal, founding, first):
         machine = founding.machine()
-        start = records.begin_early(connection, path, first, lambda state: restore_from(machine, state))
-        yield from turns(machine, records.read_events(connection, path, start), start.seq + 1)
+        start = earliest_start(journal, first, lambda state: _restore(machine, state))
+        yield from turns(machine, events_behind(journal, start), start.seq + 1)
 
 
-def restore_from(machine: RecoveryMachine, state: bytes) -> float:
+def _restore(machine: RecoveryMachine, state: bytes) -> float:
     """Have the machine stand where a snapshot was taken, and return when that was. Raises SnapshotUnreadable."""
     snapshot = read_snapshot(state)
     machine.restore(snapshot.machine)
@@ -58,8 +63,18 @@ def restore_from(machine: RecoveryMachine, state: bytes) -> float:
 
 
 @contextlib.contextmanager
-def _reading(job_directory: str | Path) -> Iterator[tuple[Path, sqlite3.Connection, Founding, bytes]]:
-    path = journal_path(job_directory)
-    with contextlib.closing(sqlite_file.open_for_reading(path)) as connection:
-        founding, first = records.read_founding(connection, path)
-        yield path, connection, founding, first
+def _reading(where: Where) -> Iterator[tuple[JournalReader, Founding, bytes]]:
+    with contextlib.ExitStack() as stack:
+        journal: JournalReader
+        if isinstance(where, EtcdPlace):
+            from .etcd_store import reading as in_etcd
+
+            journal = stack.enter_context(in_etcd(where))
+        elif holds_journal(Path(where)):
+            journal = VolumeReader(Path(where))
+        else:
+            path = sqlite_file.journal_path(where)
+            journal = SqliteReader(path, sqlite_file.open_for_reading(path))
+            stack.callback(journal.close)
+        content = journal.founding()
+        yield journal, decode_founding(journal, content), origin(content)

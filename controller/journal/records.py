@@ -1,29 +1,54 @@
-"""Reading a journal: every record is checked against the chain before anything is made of it."""
+"""The records of a journal, whatever it is kept in, and the chain that ties them together.
 
-import logging
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+A journal has a founding, terms, events and snapshots. Each record carries a hash of its own columns and of the hash of
+the record before; the first one follows from the job that the journal was founded for. So a record that is missing,
+changed or foreign shows. This detects accidents: a write that never came, a file that was cut, copied over or restored.
+It does not stop a program that owns the files and computes the hashes again.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 from ...policies.schema import Policy
-from ...protocol.errors import JournalError, SnapshotUnreadable
-from ...protocol.types import JobSpec
+from ...protocol.errors import JournalDamaged, JournalError
+from ...protocol.mailbox import SenderMemory
+from ...protocol.types import CONTROLLER, JobSpec
 from ..clock import ClockReading
 from ..recovery.events import Event
 from ..recovery.machine import RecoveryMachine
-from . import archive, snapshots, sqlite_file
-from .archive import EventRow
-from .chain import damaged, link, origin
-from .head import Head
-from .senders import TakenIn
 
-FOUNDING = "founding"
-ORIGIN = "origin"
-_REPLAY_CHUNK = 500
-_log = logging.getLogger(__name__)
+Column = int | float | str | bytes | None
+End = tuple[int, bytes]
+"""Number and hash of the last event."""
+
+ADVICE = (
+    "It may tell of an older world, so no controller acts on it. The ranks that train continue, without recovery. Let "
+    "them finish or end the job, and start it in another job directory; keep this one to look at."
+)
+_LEVEL = 1  # of compression: the controller waits for it
+
+_Record = TypeVar("_Record")
+_encode = msgspec.msgpack.Encoder().encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def origin(founding: bytes) -> bytes:
+    """Return the hash that the chains of a journal begin with."""
+    return xxh3_128_digest(founding)
+
+
+def link(before: bytes, *columns: Column) -> bytes:
+    """Return the hash of a record: of its columns as the file has them, and of the hash `before` it."""
+    return xxh3_128_digest(_encode((before, columns)))
+
+
+def damaged(path: object, what: str) -> JournalDamaged:
+    """Return the error for a journal that is not what was written."""
+    return JournalDamaged(f"{path}: {what}. {ADVICE}")
 
 
 class Founding(msgspec.Struct, frozen=True):
@@ -48,179 +73,243 @@ class Founding(msgspec.Struct, frozen=True):
         )
 
 
-class Leases(msgspec.Struct, frozen=True):
-    """What the terms so far come to: the last one's number, session and clock, and the end of their chain."""
+class JournalEntry(msgspec.Struct, frozen=True):
+    """An event and where it came from. `number` 0: not numbered, so it cannot be distinguished from a repetition."""
+
+    event: Event
+    sender: str
+    session: int
+    number: int
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """What a repetition of the entry has in common with it."""
+        return self.sender, self.session, self.number
+
+
+class TermRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How a term began, after how many `events`, the last with the hash `last`. `chain` ties it to the term before."""
 
     term: int
     session: int
+    controller: str
+    host: str
+    clock: ClockReading
+    events: int
+    last: bytes
     chain: bytes
-    clock: ClockReading | None
+
+    def chain_after(self, before: bytes) -> bytes:
+        """Return the hash that this term has to have behind another one."""
+        clock = msgspec.structs.astuple(self.clock)
+        return link(before, self.term, self.session, self.controller, self.host, *clock, self.events, self.last)
 
 
-def read_founding(connection: sqlite3.Connection, path: Path) -> tuple[Founding, bytes]:
-    """Return what the journal was founded with, and the origin of its chains. Raises JournalError."""
-    with sqlite_file.explained(path, "read the job from the journal"):
-        meta = dict(connection.execute("SELECT key, value FROM meta"))
-    content = meta.get(FOUNDING)
-    if not isinstance(content, bytes) or origin(content) != meta.get(ORIGIN):
-        raise damaged(path, "the job that it was founded for is not what was written")
-    try:
-        return msgspec.msgpack.decode(content, type=Founding), origin(content)
-    except msgspec.MsgspecError as error:
-        raise JournalError(
-            f"{path}: the job in the journal cannot be read: {error}. Use the midstep version that wrote it."
-        ) from error
+class EventRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An event as it is kept, with its number in the job and the hash that ties it to the one before."""
+
+    seq: int
+    term: int
+    at_s: float
+    sender: str
+    session: int
+    number: int | None
+    kind: str
+    payload: bytes
+    chain: bytes
+
+    def chain_after(self, before: bytes) -> bytes:
+        """Return the hash that this event has to have behind another one."""
+        return link(
+            before, self.seq, self.term, self.at_s, self.sender, self.session, self.number, self.kind, self.payload
+        )
 
 
-def read_leases(connection: sqlite3.Connection, path: Path, first: bytes) -> Leases:
-    """Return what the terms so far come to. Raises JournalDamaged when one is missing or was changed."""
-    leases = Leases(0, 0, first, None)
-    with sqlite_file.explained(path, "read the terms"):
-        rows = connection.execute(
-            "SELECT term, session, pid, host, boot, monotonic_s, began_s, events, chain FROM lease ORDER BY term"
-        ).fetchall()
-        for *columns, chain in rows:
-            known = link(leases.chain, *columns, chain_at(connection, columns[-1], first))
-            if columns[0] != leases.term + 1 or chain != known:
-                raise damaged(path, f"term {leases.term + 1} is missing, or is not what was written")
-            term, session, _, _, boot, monotonic_s, began_s, _ = columns
-            leases = Leases(term, session, known, ClockReading(boot, monotonic_s, began_s))
-    return leases
+class _Sender(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`taken`: bit i stands for the number `highest - i`."""
+
+    name: str
+    session: int
+    highest: int
+    taken: bytes
 
 
-def chain_at(connection: sqlite3.Connection, seq: int, first: bytes) -> bytes | None:
-    """Return the hash of event `seq` as the file has it, 0 being the origin; None when there is no such event.
+_decode_senders = msgspec.msgpack.Decoder(list[_Sender]).decode
 
-    Of archived events only those have a hash at hand that a term begins with.
+
+class TakenIn:
+    """What was taken in from whom, so that nothing is taken in twice, by any later controller.
+
+    For each sender the numbers of its latest session, small enough to be part of every snapshot. The controller's own
+    events are no message.
     """
-    if seq == 0:
-        return first
-    row = connection.execute("SELECT chain FROM events WHERE seq = ?", (seq,)).fetchone()
-    if row is None and sqlite_file.is_compacted(connection):
-        row = connection.execute("SELECT chain FROM anchors WHERE seq = ?", (seq,)).fetchone()
-    return row[0] if row is not None else None
+
+    def __init__(self) -> None:
+        self._senders: dict[str, SenderMemory] = {}
+
+    def take(self, sender: str, session: int, number: int | None) -> None:
+        """Note an event that is in the journal."""
+        if number is None or sender == CONTROLLER:
+            return
+        known = self._senders.get(sender)
+        if known is None or known.session < session:
+            known = self._senders[sender] = SenderMemory(session)
+        if known.session == session:
+            known.mark_taken(number)
+
+    def has(self, sender: str, session: int, number: int) -> bool:
+        """Say whether an event of the sender's latest session was noted."""
+        known = self._senders.get(sender)
+        return known is not None and known.session == session and known.was_taken(number)
+
+    def senders(self) -> Iterator[tuple[str, SenderMemory]]:
+        """Yield a memory for each sender, for the receiver's mailbox to keep."""
+        for name, known in self._senders.items():
+            yield name, SenderMemory.of(known.session, known.highest, known.taken)
+
+    def encode(self) -> bytes:
+        """Write it down."""
+        return _encode(
+            [
+                _Sender(
+                    name, known.session, known.highest, known.taken.to_bytes((known.taken.bit_length() + 7) // 8, "big")
+                )
+                for name, known in self._senders.items()
+            ]
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> "TakenIn":
+        """Return what was written down. Raises msgspec.MsgspecError."""
+        made = cls()
+        for each in _decode_senders(data):
+            taken = int.from_bytes(each.taken, "big")
+            made._senders[each.name] = SenderMemory.of(each.session, each.highest, taken)
+        return made
 
 
-def last_event(connection: sqlite3.Connection, first: bytes) -> tuple[int, bytes]:
-    """Return number and hash of the last event as the file has them; 0 and the origin when there is none."""
-    row = connection.execute("SELECT seq, chain FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-    return (row[0], row[1]) if row is not None else (0, first)
+class SavedSnapshot(msgspec.Struct, frozen=True):
+    """The state after event `seq`, whose hash is `chain`. `at`: where the store finds the events after it."""
+
+    seq: int
+    chain: bytes
+    state: bytes
+    taken_in: TakenIn
+    at: Any = None
 
 
-def require_head(connection: sqlite3.Connection, path: Path, head: Head, first: bytes) -> None:
-    """Raise JournalDamaged unless the journal has all that `head` says it had."""
-    if head.origin != first:
-        raise damaged(path, "this is the journal of another job, or of an earlier run of this one")
-    with sqlite_file.explained(path, "compare the journal with its last end"):
-        row = connection.execute("SELECT chain FROM lease WHERE term = ?", (head.term,)).fetchone()
-        lease = first if head.term == 0 else row and row[0]
-        events, _ = last_event(connection, first)
-        chain = chain_at(connection, head.events, first)
-        if chain is None and head.events < archive.oldest_event(connection):
-            chain = head.chain  # the note could not be written for long; the journal has come much further
-    if lease != head.lease:
-        raise damaged(path, f"term {head.term} was in it, and is not any more")
-    if chain is None:
-        raise damaged(path, f"its end is lost: {head.events} events were in it, and {events} are")
-    if chain != head.chain:
-        raise damaged(path, f"event {head.events} is not the one that was written")
+class Start(msgspec.Struct, frozen=True):
+    """Where a replay begins: behind event `seq`, whose hash is `chain`; 0 and the origin for all events.
 
-
-class ReplayStart(msgspec.Struct, frozen=True):
-    """Where a replay begins: behind event `seq`, whose hash is `chain`; 0 and the origin for all of them."""
+    `at`: the same as the store has it.
+    """
 
     seq: int
     chain: bytes
     taken_in: TakenIn
+    at: Any = None
 
 
-def begin(connection: sqlite3.Connection, path: Path, first: bytes, restore: Callable[[bytes], object]) -> ReplayStart:
-    """Have the newest snapshot restored that can be read, and return where the events continue.
-
-    `restore` raises SnapshotUnreadable for one that this version cannot read; then the one before is tried. Where there
-    is none, the events begin with the founding. Raises JournalError when neither will do.
-    """
-    return _start(connection, path, first, restore, snapshots.read(connection, path))
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    chain: bytes
+    state: bytes
+    taken_in: bytes
+    digest: bytes
 
 
-def begin_early(
-    connection: sqlite3.Connection, path: Path, first: bytes, restore: Callable[[bytes], object]
-) -> ReplayStart:
-    """As `begin`, in front of the earliest event that is kept."""
-    whole = _first_kept(connection, path) == 1
-    saved = snapshots.read(connection, path, newest_first=False)
-    return _start(connection, path, first, restore, () if whole else saved)
+_decode_term = msgspec.msgpack.Decoder(TermRecord).decode
+_decode_rows = msgspec.msgpack.Decoder(list[EventRow]).decode
+_decode_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
 
 
-def _start(
-    connection: sqlite3.Connection,
-    path: Path,
-    first: bytes,
-    restore: Callable[[bytes], object],
-    snapshots: Iterable[snapshots.SavedSnapshot],
-) -> ReplayStart:
-    failure = None
-    for saved in snapshots:
-        try:
-            restore(saved.state)
-        except SnapshotUnreadable as error:
-            failure = error
-            _log.warning("%s: the snapshot after event %d is passed over: %s", path, saved.seq, error)
-            continue
-        return ReplayStart(saved.seq, saved.chain, saved.taken_in)
-    kept = _first_kept(connection, path)
-    if kept > 1:
+def read_founding(place: object, content: bytes) -> Founding:
+    """Return what a job was founded with. Raises JournalError."""
+    try:
+        return msgspec.msgpack.decode(content, type=Founding)
+    except msgspec.MsgspecError as error:
         raise JournalError(
-            f"{path}: the events before number {kept} are not kept any more, and no snapshot of what they led to can "
-            f"be read ({failure or 'there is none that is what was written'}). Use the midstep version that wrote it."
-        )
-    return ReplayStart(0, first, TakenIn())
+            f"{place}: the job in the journal cannot be read: {error}. Use the midstep version that wrote it."
+        ) from error
 
 
-def _first_kept(connection: sqlite3.Connection, path: Path) -> int:
-    with sqlite_file.explained(path, "look for the first event"):
-        return (archive.first_kept(connection) if sqlite_file.is_compacted(connection) else None) or 1
+def read_terms(place: object, contents: list[bytes], first: bytes) -> TermRecord | None:
+    """Return the last of all terms. Raises JournalDamaged when one is missing, or out of its order."""
+    last: TermRecord | None = None
+    for content in contents:
+        record = _checked(place, _decode_term, content, "a term")
+        number = 1 if last is None else last.term + 1
+        if record.term != number or record.chain != record.chain_after(first if last is None else last.chain):
+            raise damaged(place, f"term {number} is missing, or is not what was written")
+        last = record
+    return last
 
 
-def read_events(
-    connection: sqlite3.Connection, path: Path, start: ReplayStart, beat: Callable[[], None] = lambda: None
-) -> Iterator[tuple[Event, float]]:
-    """Yield the events behind `start` with their times, in order, from an open journal; what was taken in is noted.
+def chained(
+    entries: Sequence[JournalEntry], at_s: float, term: int, last: End, is_known: Callable[[JournalEntry], bool]
+) -> tuple[list[EventRow], tuple[bool, ...]]:
+    """Return what is to be written behind the `last` event, and which entries are new.
 
-    Raises JournalDamaged at the first one that is missing or was changed, JournalError for one that this version does
-    not know.
+    An entry that `is_known`, or that comes twice, is not written again.
     """
-    last, chain = start.seq, start.chain
-    while rows := _rows_after(connection, path, last):
-        for *columns, written in rows:
-            seq, _, at_s, sender, session, number, kind, payload = columns
-            if seq <= last:
-                continue
-            if seq != last + 1:
-                raise damaged(path, f"event {last + 1} is missing")
-            chain = link(chain, *columns)
-            if chain != written:
-                raise damaged(path, f"event {seq} ({kind}), or what was before it, is not what was written")
-            try:
-                event = _decode_event(payload)
-            except msgspec.MsgspecError as error:
-                raise JournalError(
-                    f"{path}: event {seq} ({kind}) cannot be read: {error}. Use the midstep version that wrote it."
-                ) from error
-            start.taken_in.take(sender, session, number)
-            yield event, at_s
-            last = seq
-        beat()
+    seq, chain = last
+    rows: list[EventRow] = []
+    fresh: list[bool] = []
+    seen: set[tuple[str, int, int]] = set()
+    for entry in entries:
+        known = bool(entry.number) and (entry.identity in seen or is_known(entry))
+        fresh.append(not known)
+        if known:
+            continue
+        seen.add(entry.identity)
+        seq += 1
+        kind, payload = type(entry.event).__name__, _encode(entry.event)
+        columns = (seq, term, at_s, entry.sender, entry.session, entry.number or None, kind, payload)
+        chain = link(chain, *columns)
+        rows.append(EventRow(*columns, chain))
+    return rows, tuple(fresh)
 
 
-def _rows_after(connection: sqlite3.Connection, path: Path, last: int) -> Sequence[EventRow]:
-    """Return rows behind event `last`: a running controller may archive some while they are read."""
-    with sqlite_file.explained(path, "read events"):
-        rows = connection.execute(
-            "SELECT seq, term, at_s, sender, session, number, kind, payload, chain FROM events"
-            " WHERE seq > ? ORDER BY seq LIMIT ?",
-            (last, _REPLAY_CHUNK),
-        ).fetchall()
-        if rows and rows[0][0] != last + 1 and sqlite_file.is_compacted(connection):
-            return archive.unpack(connection, path, last + 1) or rows
-        return rows
+def pack_rows(rows: list[EventRow]) -> bytes:
+    """Return events as one value."""
+    return zlib.compress(_encode(rows), _LEVEL)
+
+
+def unpack_rows(place: object, content: bytes) -> list[EventRow]:
+    """Return the events of one value. Raises JournalDamaged."""
+    return _checked(place, lambda data: _decode_rows(zlib.decompress(data)), content, "a batch of events")
+
+
+def event_of(place: object, row: EventRow) -> Event:
+    """Return the event of a row. Raises JournalError for one that this version does not know."""
+    try:
+        event: Event = _decode_event(row.payload)
+    except msgspec.MsgspecError as error:
+        raise JournalError(
+            f"{place}: event {row.seq} ({row.kind}) cannot be read: {error}. Use the midstep version that wrote it."
+        ) from error
+    return event
+
+
+def pack_snapshot(last: End, state: bytes, taken_in: TakenIn) -> bytes:
+    """Return the state after the `last` event as one value."""
+    columns = (last[1], zlib.compress(state, _LEVEL), zlib.compress(taken_in.encode(), _LEVEL))
+    return _encode(_Snapshot(*columns, link(b"", last[0], *columns)))
+
+
+def unpack_snapshot(seq: int, content: bytes) -> SavedSnapshot:
+    """Return a snapshot. Raises ValueError when it is not what was written."""
+    try:
+        saved = _decode_snapshot(content)
+        if saved.digest != link(b"", seq, saved.chain, saved.state, saved.taken_in):
+            raise ValueError("it is not what was written")
+        taken_in = TakenIn.decode(zlib.decompress(saved.taken_in))
+        return SavedSnapshot(seq, saved.chain, zlib.decompress(saved.state), taken_in)
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _checked(place: object, decode: Callable[[bytes], _Record], content: bytes, what: str) -> _Record:
+    try:
+        return decode(content)
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise damaged(place, f"{what} is not what was written ({error})") from error

@@ -1,24 +1,35 @@
-"""The journal as a file: one sqlite database per job, its schema, its lock, and errors that say what to do.
+"""The journal of one host as a file: a sqlite database per job, its schema, and errors that say what to do.
 
-It exists so that `journal.py` can speak of events and terms only. Every sqlite error leaves here as a JournalError that
-names the file.
+Every sqlite error leaves here as a JournalError that names the file. The end of the journal is noted in a second place
+(`HeadFile`): a journal whose last records are lost cannot show that by itself. The note lies in the job's run
+directory, apart from the journal. It is not synced to disk: it outlives the controller, and after the death of the
+machine nothing is left that an older world could harm.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...protocol.errors import JournalDamaged, JournalError
-from . import chain
+import msgspec
+from xxhash import xxh3_64_digest
 
+from ...protocol.errors import JournalDamaged, JournalError
+from .records import ADVICE, damaged
+
+JOURNAL_NAME = "journal.sqlite"
+HEAD_NAME = "journal.head"
 APPLICATION_ID = 0x6D696473  # "mids": tells a journal from any other sqlite file
 SCHEMA_VERSION = 3
 OLDEST_SCHEMA = 2  # without snapshots
 BUSY_S = 5.0  # how long sqlite waits for a reader that holds up a checkpoint
 BLOCKED_S = 0.2  # for a leader that was deposed, and may be frozen in the middle of a write
 BEAT_INSTRUCTIONS = 100_000  # of sqlite's machine: some milliseconds
+_LONGEST_NOTE = 256
+
+_log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -31,7 +42,7 @@ CREATE TABLE lease (
     monotonic_s REAL NOT NULL,
     began_s REAL NOT NULL,
     events INTEGER NOT NULL,  -- how many there were
-    chain BLOB NOT NULL  -- see chain.py
+    chain BLOB NOT NULL  -- see records.py
 );
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY,
@@ -47,7 +58,7 @@ CREATE TABLE events (
 );
 """
 
-# What compaction adds (snapshots.py, archive.py).
+# What compaction adds (`sqlite_store.py`).
 _COMPACTION = """
 CREATE TABLE snapshots (
     seq INTEGER PRIMARY KEY,  -- of the last event that is in it
@@ -63,8 +74,8 @@ CREATE TABLE anchors (seq INTEGER PRIMARY KEY, chain BLOB NOT NULL);  -- of arch
 _ADVICE = {
     "SQLITE_FULL": "Free space on that disk; nothing that was acknowledged is lost",
     "SQLITE_IOERR": "Look for a full or failing disk (df, dmesg) and for a file size limit (ulimit -f)",
-    "SQLITE_NOTADB": f"The file is not a journal of midstep. {chain.ADVICE.removesuffix('.')}",
-    "SQLITE_CORRUPT": f"The file is damaged. {chain.ADVICE.removesuffix('.')}",
+    "SQLITE_NOTADB": f"The file is not a journal of midstep. {ADVICE.removesuffix('.')}",
+    "SQLITE_CORRUPT": f"The file is damaged. {ADVICE.removesuffix('.')}",
     "SQLITE_BUSY": "Another process holds it; end that process and try again",
     "SQLITE_LOCKED": "Another process holds it; end that process and try again",
     "SQLITE_READONLY": "Make the file and its directory writable for this user",
@@ -88,6 +99,16 @@ _TEXTS = {
     "unable to open database file": "SQLITE_CANTOPEN",
     "access permission denied": "SQLITE_PERM",
 }
+
+
+def journal_path(job_directory: str | Path) -> Path:
+    """Return where the journal of a job lies."""
+    return Path(job_directory) / JOURNAL_NAME
+
+
+def lock_path(journal: Path) -> Path:
+    """Return the file over which controllers of one host are elected."""
+    return journal.with_name(journal.name + ".lock")
 
 
 def _name_of(error: sqlite3.Error) -> str:
@@ -176,7 +197,7 @@ def open_for_writing(path: Path, beat: Callable[[], None] = lambda: None) -> sql
             connection.execute("PRAGMA synchronous = FULL")
             damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if damage != "ok":
-                raise chain.damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
+                raise damaged(path, f"the file is damaged ({' '.join(str(damage).split())})")
             upgrade(connection)
         except BaseException:
             connection.close()
@@ -262,3 +283,60 @@ def _identify(connection: sqlite3.Connection, path: Path) -> None:
             f"{path}: the journal has schema {version}, this midstep reads {OLDEST_SCHEMA} to {SCHEMA_VERSION}. "
             "Use the midstep version that wrote it."
         )
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """How far a journal has come: its origin, its last term and event by number, with their hashes."""
+
+    origin: bytes
+    term: int
+    lease: bytes
+    events: int
+    chain: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_note = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
+_decode_head = msgspec.msgpack.Decoder(Head).decode
+
+
+def read_head(path: Path) -> Head | None:
+    """Return what was noted last; None when there is no note, or none that can be read."""
+    try:
+        data = path.read_bytes()[:_LONGEST_NOTE]
+        size = int.from_bytes(data[:2], "big")
+        digest, head = _decode_note(data[2 : 2 + size])
+        return _decode_head(head) if xxh3_64_digest(head) == digest else None
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+
+
+class HeadFile:
+    """The note, open for the one writer of the journal."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file for this user only. Raises OSError."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._told = False
+
+    def write(self, head: Head) -> None:
+        """Note where the journal ends, after it was made durable. Failure leaves the note before, and is logged."""
+        content = _encode(head)
+        data = _encode((xxh3_64_digest(content), content))
+        try:
+            os.pwrite(self._descriptor, len(data).to_bytes(2, "big") + data, 0)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                _log.warning("%s cannot be written: %s; a loss of the journal's end may not be seen", self._path, error)
+
+    def close(self) -> None:
+        """Close the file; it stays."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> "HeadFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

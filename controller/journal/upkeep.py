@@ -4,7 +4,7 @@ import logging
 
 from ...protocol.errors import JournalDamaged, JournalError, JournalSuperseded
 from ..learned import Learned
-from .store import JournalStore
+from .journal import Journal
 
 AGAIN_S = 60.0  # after it has failed
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 class Upkeep:
     """Has the journal compacted. That it cannot be done at present is no reason not to continue."""
 
-    def __init__(self, journal: JournalStore, learned: Learned) -> None:
+    def __init__(self, journal: Journal, learned: Learned) -> None:
         self._journal = journal
         self._learned = learned
         self._not_before_s = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import FaultReported, NodeJoined, ProcessExited
 from midstep.protocol.types import FaultKind, FaultReport, RunningProcess, StoreEndpoint

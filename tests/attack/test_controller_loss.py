@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
 from midstep.processor.checkpoints import archive
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.messages import IntroduceNode, NodeHeartbeat, NodeJoined

@@ -18,11 +18,10 @@ import pytest
 
 from midstep.controller.endpoints.control_requests import StopJobRequest
 from midstep.controller.endpoints.discovery_files import JobResult, read_result
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.memory_copy import open_copy
-from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_copy, open_sqlite
 from midstep.controller.recovery.events import StopRequested
 from midstep.launch import processes as controller_process
 from midstep.launch import supervisor as supervision
@@ -95,7 +94,7 @@ class Watch:
         directory = str(self.job_directory)
         settings = job_settings(whole, directory)
         spec = JobSpec("played", ("t.py",), False, False, {}, directory, directory, 2, 2, 1, 0, 0, settings)
-        Journal.create(journal_path(self.job_directory), spec, whole)
+        found_journal(journal_path(self.job_directory), spec, whole)
         self.supervisor = Supervisor(
             PreparedJob(spec, whole, self.job_directory, held),
             guards=guards,
@@ -359,7 +358,7 @@ def test_a_job_that_has_ended_is_not_started_again_because_its_result_could_not_
     async def scenario() -> None:
         async with watching(tmp_path, ControllerPolicy(), lives=["serve", "code"]) as watch:
             await within(PATIENCE_S, watch.supervisor.served.wait())
-            with Journal.open(journal_path(watch.job_directory)) as journal:
+            with open_sqlite(journal_path(watch.job_directory)) as journal:
                 journal.append([JournalEntry(StopRequested("enough"), CONTROLLER, journal.session, 1)], time.time())
             notice = read_notice(watch.run_directory)
             assert notice is not None
@@ -393,8 +392,8 @@ def founded(root: Path) -> Path:
     directory = str(root)
     spec = JobSpec("j", ("t.py",), False, False, {}, directory, directory, 2, 2, 1, 0, 0, job_settings(Policy(), root))
     path = journal_path(root)
-    Journal.create(path, spec, Policy())
-    with Journal.open(path) as journal:
+    found_journal(path, spec, Policy())
+    with open_sqlite(path) as journal:
         journal.append([JournalEntry(StopRequested("enough"), CONTROLLER, journal.session, 1)], 5.0)
     return path
 
@@ -414,7 +413,7 @@ def test_a_journal_that_cannot_be_written_is_copied_into_memory(tmp_path: Path) 
             assert [event for event, _ in copy.replay()] == [StopRequested("enough")]
             assert copy.append([JournalEntry(StopRequested("again"), CONTROLLER, copy.session, 1)], 6.0) == (True,)
             assert len(list(copy.replay())) == 2
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         assert (journal.term, len(list(journal.replay()))) == (2, 1)
     assert read_status(tmp_path).reason == "enough"
 
@@ -422,10 +421,10 @@ def test_a_journal_that_cannot_be_written_is_copied_into_memory(tmp_path: Path) 
 def test_a_copy_never_acts_beside_a_living_controller(tmp_path: Path) -> None:
     """The lock of the journal holds for the copy as well."""
     path = founded(tmp_path)
-    with Journal.open(path), pytest.raises(JournalError, match="another controller is active"):
+    with open_sqlite(path), pytest.raises(JournalError, match="another controller is active"):
         open_copy(path)
     with open_copy(path), pytest.raises(JournalError, match="another controller is active"):
-        Journal.open(path)
+        open_sqlite(path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no journal at all" * 100])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from midstep.controller.journal import file_system
-from midstep.controller.journal.head import HEAD_NAME
 from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import HEAD_NAME, journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import StopRequested
 from midstep.launch.job import Start, create_job
 from midstep.policies.schema import default_policy, job_settings
@@ -35,7 +35,7 @@ class Place:
         self.path = journal_path(self.job)
         self.job.mkdir(parents=True)
         self.head.parent.mkdir()
-        Journal.create(self.path, JOB, default_policy(), head=self.head)
+        found_journal(self.path, JOB, default_policy(), head=self.head)
 
     @property
     def log(self) -> Path:
@@ -43,7 +43,7 @@ class Place:
         return self.path.with_name(self.path.name + "-wal")
 
     def open(self) -> Journal:
-        return Journal.open(self.path, head=self.head)
+        return open_sqlite(self.path, head=self.head)
 
     def write(self, journal: Journal, first: int = 1, count: int = EVENTS) -> None:
         for number in range(first, first + count):

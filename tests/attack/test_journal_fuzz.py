@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.journal.head import HEAD_NAME
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import HEAD_NAME, journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed, Event, StopRequested
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError
@@ -154,9 +153,9 @@ def good(place: Path) -> Path:
     job, kept = place / "good", place / "kept"
     job.mkdir()
     head = place / HEAD_NAME
-    Journal.create(journal_path(job), JOB, default_policy(), head=head)
+    found_journal(journal_path(job), JOB, default_policy(), head=head)
     for term in range(2):
-        journal = Journal.open(journal_path(job), head=head)
+        journal = open_sqlite(journal_path(job), head=head)
         for number in range(20):
             event = EVENTS[number % len(EVENTS)]
             journal.append([JournalEntry(event, "node/a", term + 1, number)], 100.0 + number)
@@ -178,7 +177,7 @@ def test_a_damaged_journal_is_replayed_whole_or_refused(good: Path, place: Path)
     head.parent.mkdir()
     shutil.copytree(good, job)
     shutil.copy(good.parent / HEAD_NAME, head)
-    with Journal.open(journal_path(job), head=head) as journal:
+    with open_sqlite(journal_path(job), head=head) as journal:
         written = list(journal.replay())
     assert len(written) == 40
     refused = 0
@@ -188,7 +187,7 @@ def test_a_damaged_journal_is_replayed_whole_or_refused(good: Path, place: Path)
         shutil.copy(good.parent / HEAD_NAME, head)
         chance.choice(DAMAGES)(chance, job)
         try:
-            with Journal.open(journal_path(job), head=head) as journal:
+            with open_sqlite(journal_path(job), head=head) as journal:
                 replayed = list(journal.replay())
         except JournalError:
             refused += 1

@@ -14,8 +14,9 @@ import pytest
 from midstep.controller.election.file_election import BEAT_S, FileElection
 from midstep.controller.election.succession import FileSuccession
 from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path, lock_path
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import journal_path, lock_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import StopRequested
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import JournalError, JournalSuperseded
@@ -29,13 +30,13 @@ LEADER = """
 import os, signal, sys, time
 from pathlib import Path
 from midstep.controller.recovery.events import StopRequested
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_store import open_sqlite
 
 def say(text):
     journal.append([JournalEntry(StopRequested(text), "node/a", 1, 0)], 1.0)
 
-journal = Journal.open(Path(sys.argv[1]))
+journal = open_sqlite(Path(sys.argv[1]))
 say("first")
 print("leads", flush=True)
 if sys.argv[2] == "beats":
@@ -43,7 +44,7 @@ if sys.argv[2] == "beats":
         journal.require_lead()
         time.sleep(0.05)
 if sys.argv[2] == "frozen in a write":
-    journal._connection.set_trace_callback(
+    journal._store._connection.set_trace_callback(
         lambda statement: os.kill(os.getpid(), signal.SIGSTOP) if statement == "COMMIT" else None
     )
     say("never durable")
@@ -79,7 +80,7 @@ class Leader:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = journal_path(tmp_path)
-    Journal.create(made, JOB, default_policy())
+    found_journal(made, JOB, default_policy())
     return made
 
 
@@ -92,7 +93,7 @@ def leaders(path: Path) -> Iterator[list[Leader]]:
 
 
 def successor(path: Path, lease_s: float | None = LEASE_S, wait_s: float | None = None) -> Journal:
-    return Journal.open(path, wait_s=wait_s, election=FileElection(lock_path(path), lease_s=lease_s))
+    return open_sqlite(path, wait_s=wait_s, election=FileElection(lock_path(path), lease_s=lease_s))
 
 
 def told(journal: Journal) -> list[str]:
@@ -167,7 +168,7 @@ def test_of_many_that_depose_a_leader_one_leads(path: Path, leaders: list[Leader
 
 
 def test_a_deposed_leader_in_this_process_is_told(path: Path) -> None:
-    first = Journal.open(path)
+    first = open_sqlite(path)
     with successor(path):
         time.sleep(BEAT_S)
         with pytest.raises(JournalSuperseded, match="another controller leads"):
@@ -186,7 +187,7 @@ def test_a_free_lead_is_left_to_the_promoted_one_though_another_waits(
     def stand(name: str) -> None:
         admitted = partial(succession.admits, name, standby=True)
         election = FileElection(lock_path(path), lease_s=LEASE_S, admitted=admitted)
-        with Journal.open(path, wait_s=None, election=election):
+        with open_sqlite(path, wait_s=None, election=election):
             order.append(name)
 
     waits, promoted = (threading.Thread(target=stand, args=(name,)) for name in ("waits", "promoted"))
@@ -209,7 +210,7 @@ def test_a_frozen_leader_is_not_deposed_while_the_failover_is_paused(path: Path,
     succession.pause("leader", 600)
     election = FileElection(lock_path(path), lease_s=LEASE_S, admitted=partial(succession.admits, "b", standby=True))
     with pytest.raises(JournalError, match="another controller is active"):
-        Journal.open(path, wait_s=2 * LEASE_S, election=election)
+        open_sqlite(path, wait_s=2 * LEASE_S, election=election)
     succession.pause("leader", 0)
-    with Journal.open(path, wait_s=PATIENCE_S, election=election) as journal:
+    with open_sqlite(path, wait_s=PATIENCE_S, election=election) as journal:
         assert journal.term == 2

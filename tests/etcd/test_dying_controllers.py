@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstep.controller.etcd.journal import submit
 from midstep.controller.etcd.place import EtcdPlace
-from midstep.controller.etcd.reading import read_status
+from midstep.controller.journal.etcd_store import submit
+from midstep.controller.journal.reading import read_status
 from midstep.policies.schema import default_policy
 from midstep.protocol.incidents import JobStatus, Outcome
 from midstep.protocol.types import JobSpec
@@ -29,11 +29,11 @@ MOST_CONTROLLERS = 60
 DYING = """
 import os, signal, sys
 from midstep.cli.main import main
-from midstep.controller.etcd.journal import EtcdJournal
 from midstep.controller.recovery.events import ControllerStarted
+from midstep.controller.journal.journal import Journal
 from midstep.protocol.messages import NodeJoined
 
-append, written, when = EtcdJournal.append, [], sys.argv.pop(1)
+append, written, when = Journal.append, [], sys.argv.pop(1)
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +48,7 @@ def dying(self, entries, at_s):
         die()
     return fresh
 
-EtcdJournal.append = dying
+Journal.append = dying
 main()
 """
 

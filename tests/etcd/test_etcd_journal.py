@@ -14,18 +14,17 @@ from typing import Any
 import pytest
 
 from midstep.controller import clock
-from midstep.controller.election.succession import PREFERRED_S
+from midstep.controller.election import presence as presences
+from midstep.controller.election.presence import LOOP_ALIVE_S, EtcdPresence
+from midstep.controller.election.succession import PREFERRED_S, EtcdSuccession
 from midstep.controller.endpoints.story import StoryOrder, story_of
-from midstep.controller.etcd import leaders_clock
 from midstep.controller.etcd.client import Condition, Etcd, Operation, delete, put
-from midstep.controller.etcd.journal import EtcdJournal, submit
 from midstep.controller.etcd.place import EtcdPlace, numbered, parse_place
-from midstep.controller.etcd.presence import LOOP_ALIVE_S, Presence
-from midstep.controller.etcd.reading import read_status, read_story
-from midstep.controller.etcd.succession import EtcdSuccession
-from midstep.controller.journal import event_rows
-from midstep.controller.journal.compaction import Limits
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal import etcd_store, records
+from midstep.controller.journal.etcd_store import open_in_etcd, submit
+from midstep.controller.journal.journal import Journal, Limits
+from midstep.controller.journal.reading import read_founding, read_status, read_story
+from midstep.controller.journal.records import JournalEntry
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.events import StopRequested
@@ -42,7 +41,7 @@ pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
 LEASE_S = 2.0
 PATIENCE_S = 60.0
-Open = Callable[..., EtcdJournal]
+Open = Callable[..., Journal]
 
 
 @pytest.fixture
@@ -50,10 +49,10 @@ def lead() -> Iterator[Open]:
     """Lead a job: `lead(place, "first")`; further ones wait until they may."""
     with ExitStack() as opened:
 
-        def open_journal(place: EtcdPlace, name: str, **options: Any) -> EtcdJournal:
-            presence = Presence(place, name, LEASE_S)
+        def open_journal(place: EtcdPlace, name: str, **options: Any) -> Journal:
+            presence = EtcdPresence(place, name, LEASE_S)
             opened.callback(presence.close)
-            journal = EtcdJournal.open(place, presence, lease_s=LEASE_S, **{"wait_s": PATIENCE_S, **options})
+            journal = open_in_etcd(place, presence, lease_s=LEASE_S, **{"wait_s": PATIENCE_S, **options})
             opened.callback(journal.close)
             return journal
 
@@ -67,7 +66,7 @@ def job(place: EtcdPlace) -> EtcdPlace:
     return place
 
 
-def say(journal: EtcdJournal, *words: str, first: int = 0, at_s: float = 1.0) -> tuple[bool, ...]:
+def say(journal: Journal, *words: str, first: int = 0, at_s: float = 1.0) -> tuple[bool, ...]:
     """Append events, numbered from `first` on where that is given."""
     numbers = range(first, first + len(words)) if first else [0] * len(words)
     entries = [
@@ -76,13 +75,13 @@ def say(journal: EtcdJournal, *words: str, first: int = 0, at_s: float = 1.0) ->
     return journal.append(entries, at_s)
 
 
-def told(journal: EtcdJournal) -> list[str]:
+def told(journal: Journal) -> list[str]:
     return [event.reason for event, _ in journal.load(lambda state: None) if isinstance(event, StopRequested)]
 
 
-def leave(journal: EtcdJournal) -> None:
+def leave(journal: Journal) -> None:
     """End a controller in order, as far as others can see."""
-    journal._lead._presence.close()
+    journal._leadership._presence.close()  # type: ignore[attr-defined]
     journal.close()
 
 
@@ -155,7 +154,7 @@ def test_a_leader_that_shows_signs_of_life_is_left_alone(job: EtcdPlace, lead: O
 
 
 def test_of_several_that_stand_one_leads(job: EtcdPlace, lead: Open) -> None:
-    led: list[EtcdJournal] = []
+    led: list[Journal] = []
     refused: list[JournalError] = []
 
     def stand(number: int) -> None:
@@ -181,7 +180,7 @@ def test_an_etcd_that_was_frozen_for_longer_than_a_lease_changes_nothing(start_s
     submit(place, JOB, default_policy())
     journal = lead(place, "first")
     told(journal)
-    waiting: list[EtcdJournal] = []
+    waiting: list[Journal] = []
     rival = threading.Thread(target=lambda: waiting.append(lead(place, "second")))
     rival.start()
     until(lambda: Etcd(place).get(f"{place.controllers}second") is not None, "the second one to stand by")
@@ -220,7 +219,7 @@ def test_a_member_that_is_killed_is_not_needed(start_server: StartServer, lead: 
     assert told(lead(place, "second")) == ["a", "b"]
 
 
-def _written(journal: EtcdJournal, word: str, number: int) -> bool:
+def _written(journal: Journal, word: str, number: int) -> bool:
     """Try once more, as the driver does; it must not be deposed meanwhile."""
     journal.require_lead()
     try:
@@ -330,9 +329,7 @@ def _snapshot(place: EtcdPlace, at_s: float) -> bytes:
 
 
 def _machine(place: EtcdPlace) -> Any:
-    from midstep.controller.etcd import reading
-
-    return reading.founding(Etcd(place), place)[0].machine()
+    return read_founding(place).machine()
 
 
 def test_a_takeover_reads_a_snapshot_and_what_came_after_it(job: EtcdPlace, lead: Open) -> None:
@@ -354,7 +351,7 @@ def test_a_takeover_reads_a_snapshot_and_what_came_after_it(job: EtcdPlace, lead
     assert say(second, "again", first=7) == (False,), "what is in the snapshot was taken in, too"
     assert read_status(job).job == "demo"
     assert next(read_story(job)).number == 21
-    assert next(story_of(StoryOrder("/none", job, None, None))).number == 21
+    assert next(story_of(StoryOrder("/none", job, None))).number == 21
 
 
 def test_a_snapshot_that_is_not_what_was_written_is_passed_over(job: EtcdPlace, lead: Open) -> None:
@@ -402,17 +399,17 @@ def test_a_term_that_begins_while_another_controller_reads_the_last_one_is_no_da
     job: EtcdPlace, lead: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slower one goes on standing by, and leads when the quicker one has left."""
-    read_terms = event_rows.read_terms
-    quicker: list[EtcdJournal] = []
+    read_terms = records.read_terms
+    quicker: list[Journal] = []
 
-    def read_slowly(*arguments: Any) -> event_rows.TermRecord | None:
+    def read_slowly(*arguments: Any) -> records.TermRecord | None:
         if not quicker:
-            monkeypatch.setattr(event_rows, "read_terms", read_terms)
+            monkeypatch.setattr(etcd_store, "read_terms", read_terms)
             quicker.append(lead(job, "quicker"))
             threading.Timer(LEASE_S, partial(leave, quicker[0])).start()
         return read_terms(*arguments)
 
-    monkeypatch.setattr(event_rows, "read_terms", read_slowly)
+    monkeypatch.setattr(etcd_store, "read_terms", read_slowly)
     assert lead(job, "slower").term == quicker[0].term + 1
 
 
@@ -445,18 +442,18 @@ def test_a_job_is_submitted_once_and_a_name_is_used_once(job: EtcdPlace, lead: O
     assert not submit(job, JOB, default_policy())
     lead(job, "first")
     with pytest.raises(ConfigurationError, match="another controller is called first: choose another --name"):
-        Presence(job, "first", LEASE_S)
+        EtcdPresence(job, "first", LEASE_S)
 
 
 def test_a_job_that_is_not_there_and_an_etcd_that_is_not_there_are_said_so(place: EtcdPlace, lead: Open) -> None:
     with pytest.raises(JournalError, match="there is no such job"):
         lead(place, "first")
     with pytest.raises(JournalError, match=r"etcd at 127.0.0.1:1 cannot .* Check that it runs"):
-        Presence(parse_place("etcd://127.0.0.1:1", "demo"), "first", LEASE_S)
+        EtcdPresence(parse_place("etcd://127.0.0.1:1", "demo"), "first", LEASE_S)
 
 
 def test_the_controllers_of_a_job_are_listed_with_their_phases(job: EtcdPlace) -> None:
-    first, second = Presence(job, "first", LEASE_S), Presence(job, "second", LEASE_S)
+    first, second = EtcdPresence(job, "first", LEASE_S), EtcdPresence(job, "second", LEASE_S)
     try:
         first.enter(ControllerPhase.HOT, 1)
 
@@ -480,7 +477,7 @@ def test_the_controllers_of_a_job_are_listed_with_their_phases(job: EtcdPlace) -
 
 
 def test_a_lease_is_kept_beside_an_entry_that_cannot_be_read_and_a_hanging_loop_costs_no_time(job: EtcdPlace) -> None:
-    presence = Presence(job, "first", LEASE_S)
+    presence = EtcdPresence(job, "first", LEASE_S)
     try:
         Etcd(job).change([], [put(f"{job.controllers}foreign", b"nonsense")])
         lease, ended_s = presence.lease, time.monotonic() + 2 * LEASE_S
@@ -503,23 +500,23 @@ def test_the_next_controller_continues_the_clock_that_it_heard_whatever_its_own_
 ) -> None:
     """On another machine, whose wall clock is an hour ahead."""
     monkeypatch.setattr(clock, "_boot", lambda: secrets.token_hex(4))
-    monkeypatch.setattr(leaders_clock, "TELL_S", 1.0)
+    monkeypatch.setattr(presences, "TELL_S", 1.0)
     first = lead(job, "first")
     told(first)
-    second = Presence(job, "second", LEASE_S)
+    second = EtcdPresence(job, "second", LEASE_S)
     try:
 
         def heard() -> bool:
-            first._lead.beat()
+            first._leadership.beat()
             second.beat()
-            return second.leaders_clock.heard is not None
+            return second.heard is not None
 
         until(heard, "the leader's clock to be heard")
         wall = time.time
         monkeypatch.setattr(time, "time", lambda: wall() + 3600.0)
         leave(first)
-        journal = EtcdJournal.open(job, second, lease_s=LEASE_S, wait_s=PATIENCE_S)
-        assert 0 <= journal.clock.now() - first.clock.now() <= leaders_clock.TELL_S + LEASE_S
+        journal = open_in_etcd(job, second, lease_s=LEASE_S, wait_s=PATIENCE_S)
+        assert 0 <= journal.clock.now() - first.clock.now() <= presences.TELL_S + LEASE_S
         journal.close()
     finally:
         second.close()

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
 
+from midstep.controller.election import etcd_election
+from midstep.controller.election.etcd_election import EtcdElection, LeaderEntry
+from midstep.controller.election.presence import EtcdPresence
 from midstep.controller.etcd.client import Etcd, LeaseLeft, put
-from midstep.controller.etcd.election import LeaderEntry, wait_to_lead
 from midstep.controller.etcd.place import EtcdPlace
 from midstep.protocol.errors import JournalError
 
@@ -36,24 +40,38 @@ def silent_leader(place: EtcdPlace) -> Iterator[int]:
         etcd.revoke(lease)
 
 
+def stand(place: EtcdPlace, wait_s: float | None, *, admitted: bool = True) -> None:
+    """Stand for the lead, which is not taken before a term begins."""
+    presence = cast(EtcdPresence, SimpleNamespace(lease=0))
+    EtcdElection(place, presence, lease_s=LEASE_S, admitted=lambda: admitted).stand(wait_s, lambda: None).close()
+
+
+@pytest.fixture
+def last_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have those that stand by hear that the lease is in its last second."""
+    monkeypatch.setattr(etcd_election, "Etcd", LastSecondEtcd)
+
+
+@pytest.mark.usefixtures("last_second")
 def test_a_lease_that_is_over_is_ended_and_all_that_is_kept_under_it(place: EtcdPlace, silent_leader: int) -> None:
     with closing(LastSecondEtcd(place)) as etcd:
-        wait_to_lead(etcd, place, None, lease_s=LEASE_S, beat=lambda: None)
+        stand(place, None)
         assert etcd.get(place.leader) is None
         assert not etcd.keep_alive(silent_leader)
         etcd.revoke(silent_leader)  # as another one does that stands by: it was ended already, and that is no failure
 
 
+@pytest.mark.usefixtures("last_second")
 def test_whoever_may_not_lead_ends_no_lease(place: EtcdPlace, silent_leader: int) -> None:
     """While the failover is paused, and where another controller was promoted."""
     with closing(LastSecondEtcd(place)) as etcd:
         with pytest.raises(JournalError, match="another controller is active"):
-            wait_to_lead(etcd, place, SHORT_WAIT_S, lease_s=LEASE_S, beat=lambda: None, admitted=lambda: False)
+            stand(place, SHORT_WAIT_S, admitted=False)
         assert etcd.keep_alive(silent_leader)
 
 
 def test_a_lease_that_lasts_is_left_alone(place: EtcdPlace, silent_leader: int) -> None:
     with closing(Etcd(place)) as etcd:
         with pytest.raises(JournalError, match="another controller is active"):
-            wait_to_lead(etcd, place, SHORT_WAIT_S, lease_s=LEASE_S, beat=lambda: None)
+            stand(place, SHORT_WAIT_S)
         assert etcd.keep_alive(silent_leader)

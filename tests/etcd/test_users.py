@@ -5,12 +5,12 @@ import subprocess
 import msgspec
 import pytest
 
+from midstep.controller.election.presence import EtcdPresence
 from midstep.controller.etcd.client import Etcd, put
-from midstep.controller.etcd.journal import EtcdJournal, submit
 from midstep.controller.etcd.place import Access, EtcdPlace, parse_place
-from midstep.controller.etcd.presence import Presence
-from midstep.controller.etcd.reading import read_status
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.etcd_store import open_in_etcd, submit
+from midstep.controller.journal.reading import read_status
+from midstep.controller.journal.records import JournalEntry
 from midstep.controller.recovery.events import StopRequested
 from midstep.policies.schema import default_policy
 from midstep.protocol.errors import StoreUnreachable
@@ -57,9 +57,9 @@ def place(guarded: Server) -> EtcdPlace:
 def test_a_job_is_led_and_read_by_a_user_with_a_right_to_its_keys_only(place: EtcdPlace, guarded: Server) -> None:
     """Founding, election, leases, journal, status: all of what a controller does."""
     submit(place, JOB, default_policy())
-    presence = Presence(place, "first", LEASE_S)
+    presence = EtcdPresence(place, "first", LEASE_S)
     try:
-        journal = EtcdJournal.open(place, presence, lease_s=LEASE_S, wait_s=PATIENCE_S)
+        journal = open_in_etcd(place, presence, lease_s=LEASE_S, wait_s=PATIENCE_S)
         try:
             journal.append([JournalEntry(StopRequested("why"), "operator", 1, 1)], 1.0)
             etcdctl(

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.journal.chain import link
 from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry, link
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import (
     ControllerStarted,
     DeadlinePassed,
@@ -68,7 +68,7 @@ EVENTS: tuple[Event, ...] = (
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     file = journal_path(tmp_path)
-    Journal.create(file, JOB, default_policy(), can_create_nodes=True)
+    found_journal(file, JOB, default_policy(), can_create_nodes=True)
     return file
 
 
@@ -85,23 +85,23 @@ def taken_in(journal: Journal) -> dict[tuple[str, int], set[int]]:
 
 
 def test_replay_returns_every_event_with_its_time_in_order(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         for number, event in enumerate(EVENTS, start=1):
             assert journal.append([entry(event, number)], 100.0 + number) == (True,)
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         replayed = list(journal.replay())
     assert replayed == [(event, 100.0 + number) for number, event in enumerate(EVENTS, start=1)]
 
 
 def test_job_and_policy_come_back_as_they_were_founded(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         assert journal.founding.job == JOB
         assert journal.founding.policy == default_policy()
         assert journal.founding.can_create_nodes
 
 
 def test_a_message_is_recorded_once_per_sender_session_and_number(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         first = entry(DeadlinePassed(), 1)
         assert journal.append([first, first], 1.0) == (True, False)
         assert journal.append([first], 2.0) == (False,)
@@ -111,14 +111,14 @@ def test_a_message_is_recorded_once_per_sender_session_and_number(path: Path) ->
 
 
 def test_messages_without_a_number_are_never_taken_for_repetitions(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         assert journal.append([entry(DeadlinePassed(), 0), entry(DeadlinePassed(), 0)], 1.0) == (True, True)
         assert len(list(journal.replay())) == 2
 
 
 def test_what_was_taken_in_is_that_of_the_latest_session_of_each_sender(path: Path) -> None:
     """And nothing of the controller's own."""
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         entries = [
             entry(DeadlinePassed(), 1, "node/a", 5),
             entry(DeadlinePassed(), 1, "node/a", 6),
@@ -129,7 +129,7 @@ def test_what_was_taken_in_is_that_of_the_latest_session_of_each_sender(path: Pa
         ]
         journal.append(entries, 1.0)
         before = taken_in(journal)
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         assert len(list(journal.load(lambda state: None))) == 6
         assert taken_in(journal) == before == {("node/a", 6): {1, 2}, ("rank/0", 3): {9}}
 
@@ -137,33 +137,33 @@ def test_what_was_taken_in_is_that_of_the_latest_session_of_each_sender(path: Pa
 def test_each_opening_has_a_higher_term_and_session(path: Path) -> None:
     openings = []
     for _ in range(4):
-        with Journal.open(path) as journal:
+        with open_sqlite(path) as journal:
             openings.append((journal.term, journal.session))
     assert [term for term, _ in openings] == [1, 2, 3, 4]
     assert openings == sorted(set(openings))
 
 
 def test_the_session_grows_even_when_the_clock_was_set_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         first = journal.session
     monkeypatch.setattr(time, "time_ns", lambda: first - 10**18)
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         assert journal.session == first + 1
 
 
 def test_a_second_controller_is_refused_while_the_first_is_active_and_told_who_it_is(path: Path) -> None:
-    with Journal.open(path), pytest.raises(JournalError, match=f"another controller is active .*pid {os.getpid()}"):
-        Journal.open(path)
-    with Journal.open(path) as journal:
+    with open_sqlite(path), pytest.raises(JournalError, match=f"another controller is active .*pid {os.getpid()}"):
+        open_sqlite(path)
+    with open_sqlite(path) as journal:
         assert journal.term == 2  # the refused one had none
 
 
 def test_a_second_controller_that_waits_takes_over_when_the_first_ends(path: Path) -> None:
-    first = Journal.open(path)
-    timer = threading.Timer(0.2, first._lock.close)  # what the kernel does when its holder ends
+    first = open_sqlite(path)
+    timer = threading.Timer(0.2, first._leadership.close)  # what the kernel does when its holder ends
     timer.start()
     try:
-        with Journal.open(path, wait_s=30) as second:
+        with open_sqlite(path, wait_s=30) as second:
             assert second.term == 2
     finally:
         timer.join()
@@ -171,16 +171,16 @@ def test_a_second_controller_that_waits_takes_over_when_the_first_ends(path: Pat
 
 
 def test_a_controller_whose_term_is_over_can_record_nothing(path: Path) -> None:
-    with Journal.open(path) as journal:
-        journal._lock.close()  # as if its lock were on a file system that forgets locks
-        with Journal.open(path) as later:
+    with open_sqlite(path) as journal:
+        journal._leadership.close()  # as if its lock were on a file system that forgets locks
+        with open_sqlite(path) as later:
             with pytest.raises(JournalSuperseded, match="term 2 has begun"):
                 journal.append([entry(DeadlinePassed(), 1)], 1.0)
             assert list(later.replay()) == []
 
 
 def test_the_file_is_for_its_owner_only(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         journal.append([entry(DeadlinePassed(), 1)], 1.0)
         modes = {file.name: file.stat().st_mode & 0o077 for file in path.parent.iterdir()}
     assert set(modes.values()) == {0}, modes
@@ -188,13 +188,13 @@ def test_the_file_is_for_its_owner_only(path: Path) -> None:
 
 def test_no_second_job_in_one_directory(path: Path) -> None:
     with pytest.raises(JournalError, match="already been run"):
-        Journal.create(path, JOB, default_policy())
+        found_journal(path, JOB, default_policy())
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_missing_journal_is_named_and_no_file_is_left(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="there is no journal"):
-        Journal.open(journal_path(tmp_path))
+        open_sqlite(journal_path(tmp_path))
     with pytest.raises(JournalError, match="there is no journal"):
         read_status(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -203,7 +203,7 @@ def test_a_missing_journal_is_named_and_no_file_is_left(tmp_path: Path) -> None:
 def test_bytes_that_are_no_database_are_refused_with_path_and_advice(tmp_path: Path) -> None:
     path = journal_path(tmp_path)
     path.write_bytes(os.urandom(8192))
-    for read in (lambda: Journal.open(path), lambda: read_status(tmp_path)):
+    for read in (lambda: open_sqlite(path), lambda: read_status(tmp_path)):
         with pytest.raises(JournalError, match=r"journal\.sqlite: cannot open .*another job directory"):
             read()
 
@@ -215,7 +215,7 @@ def test_another_programs_database_is_refused_and_not_changed(tmp_path: Path) ->
     connection.close()
     before = path.read_bytes()
     with pytest.raises(JournalError, match="not a journal of midstep"):
-        Journal.open(path)
+        open_sqlite(path)
     assert path.read_bytes() == before
 
 
@@ -224,22 +224,22 @@ def test_a_journal_of_another_version_is_refused(path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(JournalError, match="schema 99"):
-        Journal.open(path)
+        open_sqlite(path)
 
 
 def test_a_damaged_journal_is_refused(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         journal.append([entry(EVENTS[1], number) for number in range(1, 500)], 1.0)
     data = bytearray(path.read_bytes())
     middle = len(data) // 2 // 4096 * 4096
     data[middle : middle + 4096] = os.urandom(4096)
     path.write_bytes(data)
     with pytest.raises(JournalError, match=r"is damaged .*another job directory"):
-        Journal.open(path)
+        open_sqlite(path)
 
 
 def test_an_event_that_this_version_does_not_know_is_named(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         journal.append([entry(DeadlinePassed(), 1)], 1.0)
     payload = bytes.fromhex("81a474797065a44e6f7065")
     with sqlite3.connect(path) as connection:
@@ -247,12 +247,12 @@ def test_an_event_that_this_version_does_not_know_is_named(path: Path) -> None:
         columns = (1, 1, 1.0, "node/node0", 5, 1, "Nope", payload)
         connection.execute("UPDATE events SET payload = ?, kind = 'Nope', chain = ?", (payload, link(before, *columns)))
     connection.close()
-    with Journal.open(path) as journal, pytest.raises(JournalError, match=r"event 1 \(Nope\)"):
+    with open_sqlite(path) as journal, pytest.raises(JournalError, match=r"event 1 \(Nope\)"):
         list(journal.replay())
 
 
 def test_status_is_read_beside_a_running_controller_and_afterwards(path: Path) -> None:
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         journal.append([entry(ControllerStarted(journal.term), 1, "controller", journal.session)], 123.0)
         status = read_status(path.parent)
     assert (status.job, status.term, status.at_s, len(status.ranks)) == ("demo", 1, 123.0, 4)
@@ -262,7 +262,7 @@ def test_status_is_read_beside_a_running_controller_and_afterwards(path: Path) -
 def test_status_of_a_finished_job_is_read_where_nothing_may_be_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Journal.open(path).close()
+    open_sqlite(path).close()
     before = sorted(path.parent.iterdir())
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert read_status(path.parent).job == "demo"
@@ -273,9 +273,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from midstep.controller.recovery.events import StopRequested
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.store import JournalEntry
-journal = Journal.open(Path(sys.argv[1]))
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_store import open_sqlite
+journal = open_sqlite(Path(sys.argv[1]))
 for number in range(1, 1_000_000):
     journal.append([JournalEntry(StopRequested(str(number)), "node/a", 1, number)], float(number))
     print(number, flush=True)
@@ -298,7 +298,7 @@ def test_no_acknowledged_event_is_lost_when_the_writer_is_killed(path: Path) -> 
             acknowledged = max([acknowledged, *(int(line) for line in writer.stdout.read().split("\n")[:-1])])
             writer.wait(10)
             writer.stdout.close()
-        with Journal.open(path) as journal:
+        with open_sqlite(path) as journal:
             numbers = [int(event.reason) for event, _ in journal.replay() if isinstance(event, StopRequested)]
         assert numbers == list(range(1, len(numbers) + 1))
         assert len(numbers) >= acknowledged > 20
@@ -311,7 +311,7 @@ def append_until_it_fails(journal: Journal) -> None:
 
 def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space_again(path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
         try:
             with pytest.raises(JournalError, match=r"cannot record events.*(Look for a full|Free space)") as caught:
@@ -322,5 +322,5 @@ def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_space_again
         assert str(path) in str(caught.value)
         assert 0 < done < 4999
         assert journal.append([entry(EVENTS[1], done + 1)], 2.0) == (True,)
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         assert len(list(journal.replay())) == done + 1

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.report import command
-from midstep.controller.journal import records, sqlite_file
-from midstep.controller.journal.compaction import Limits
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
-from midstep.controller.journal.reading import read_status, read_story
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal import sqlite_store
+from midstep.controller.journal.journal import Journal, Limits
+from midstep.controller.journal.reading import read_founding, read_status, read_story
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.events import Event
@@ -34,6 +34,12 @@ MANY = 150
 BATCH = 5  # events in one transaction
 
 
+def _connection(journal: Journal) -> sqlite3.Connection:
+    store = journal._store
+    assert isinstance(store, sqlite_store.SqliteStore)
+    return store._connection
+
+
 class Place:
     """One job's journal, and what a controller that has replayed all of its events would know."""
 
@@ -42,12 +48,12 @@ class Place:
         self.path = journal_path(directory)
         self.head = directory / "head"
         self.told: list[tuple[Event, float]] = []
-        Journal.create(self.path, JOB, default_policy(), head=self.head)
+        found_journal(self.path, JOB, default_policy(), head=self.head)
 
     @contextlib.contextmanager
     def controller(self, limits: Limits = LIMITS) -> Iterator[tuple[Journal, Learned, int]]:
         """Take over; also how many events that took."""
-        with Journal.open(self.path, head=self.head, limits=limits) as journal:
+        with open_sqlite(self.path, head=self.head, limits=limits) as journal:
             learned = Learned(journal.founding.machine(), Routes(), Liveness(default_policy().heartbeat))
             replayed = 0
             for event, at_s in journal.load(learned.restore):
@@ -73,8 +79,7 @@ class Place:
 
     def machine(self) -> RecoveryMachine:
         """A machine that has replayed all events."""
-        with contextlib.closing(sqlite_file.open_for_reading(self.path)) as connection:
-            machine = records.read_founding(connection, self.path)[0].machine()
+        machine = read_founding(self.directory).machine()
         for event, at_s in self.told:
             machine.handle(event, at_s)
         return machine
@@ -127,7 +132,7 @@ def test_the_whole_story_is_told_while_all_events_are_kept(place: Place) -> None
     assert [(turn.number, turn.event) for turn in story] == [
         (number, event) for number, (event, _) in enumerate(place.told, start=1)
     ]
-    with Journal.open(place.path) as journal:
+    with open_sqlite(place.path) as journal:
         assert list(journal.replay()) == place.told
 
 
@@ -164,13 +169,13 @@ def test_a_controller_killed_at_any_point_of_a_compaction_has_lost_nothing(place
 
         for _ in range(LIMITS.events + 3):
             place.tell(journal, learned)
-            journal._connection.set_trace_callback(keep)
+            _connection(journal).set_trace_callback(keep)
             journal.compact(learned.snapshot, quiet=True)
-            journal._connection.set_trace_callback(None)
+            _connection(journal).set_trace_callback(None)
     assert len(kept) > 20
     for copy, acknowledged in kept:
         head = copy / "head"
-        with Journal.open(copy / place.path.name, head=head, limits=LIMITS) as journal:
+        with open_sqlite(copy / place.path.name, head=head, limits=LIMITS) as journal:
             learned = Learned(journal.founding.machine(), Routes(), Liveness(default_policy().heartbeat))
             for event, at_s in journal.load(learned.restore):
                 learned.take(event, at_s)
@@ -225,7 +230,7 @@ def test_when_neither_a_snapshot_nor_the_first_events_are_there_it_is_said_what_
         raise SnapshotUnreadable("it has format 99")
 
     with (
-        Journal.open(place.path) as journal,
+        open_sqlite(place.path) as journal,
         pytest.raises(JournalError, match=r"before number \d+ are not kept .* format 99.*version that wrote it"),
     ):
         list(journal.load(refuse))
@@ -249,7 +254,7 @@ def test_terms_that_began_with_archived_events_are_still_checked(place: Place) -
         assert journal.term == 9
     place.change("UPDATE anchors SET chain = x'00' WHERE seq = (SELECT max(seq) FROM anchors)")
     with pytest.raises(JournalDamaged, match=r"term \d is missing, or is not what was written"):
-        Journal.open(place.path)
+        open_sqlite(place.path)
 
 
 def test_an_old_note_of_the_end_does_not_condemn_a_journal_that_has_come_further(place: Place) -> None:
@@ -262,7 +267,7 @@ def test_an_old_note_of_the_end_does_not_condemn_a_journal_that_has_come_further
 
 
 def test_a_reader_goes_on_while_what_it_reads_is_archived(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_REPLAY_CHUNK", 10)
+    monkeypatch.setattr(sqlite_store, "_REPLAY_CHUNK", 10)
     place.run(LIMITS.events - 1)
     story = read_story(place.directory)
     told = [next(story).event]
@@ -287,11 +292,13 @@ def test_a_full_disk_during_a_compaction_changes_nothing(place: Place, monkeypat
         for _ in range(LIMITS.events):
             place.tell(journal, learned)
 
-        def full() -> bytes:
+        def full(*columns: object) -> bytes:
             raise sqlite3.OperationalError("database or disk is full")
 
-        with pytest.raises(JournalError, match="cannot compact the journal"):
-            journal.compact(full, quiet=True)
+        with monkeypatch.context() as broken:
+            broken.setattr(sqlite_store, "link", full)
+            with pytest.raises(JournalError, match="cannot compact the journal"):
+                journal.compact(learned.snapshot, quiet=True)
         place.tell(journal, learned)
         journal.compact(learned.snapshot, quiet=True)
         assert place.rows("snapshots") == 1

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from midstep.controller.clock import Clock
+from midstep.controller.election.presence import LOOK_S, TELL_S, LeadersClock
 from midstep.controller.etcd.client import Condition, Kept, Operation, holds
-from midstep.controller.etcd.leaders_clock import LOOK_S, TELL_S, LeadersClock
 from midstep.controller.etcd.place import parse_place
 
 PLACE = parse_place("etcd://a", "demo")

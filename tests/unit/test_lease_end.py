@@ -1,7 +1,7 @@
 """When the lease of a leader in etcd is over, from answers that are rounded down to whole seconds."""
 
+from midstep.controller.election.etcd_election import LAST_SECOND_S, STOOD_STILL_S, LastSecond
 from midstep.controller.etcd.client import LeaseLeft
-from midstep.controller.etcd.overdue import LAST_SECOND_S, STOOD_STILL_S, LastSecond
 
 LEASE = 7
 LOOK_S = 0.1

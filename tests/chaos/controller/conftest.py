@@ -14,9 +14,9 @@ import pytest
 
 from midstep.controller.endpoints.control_requests import Request, StatusReply, StatusRequest
 from midstep.controller.endpoints.local_sockets import NoController, ask
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
 from midstep.controller.journal.reading import read_status
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol import codec as frames
 from midstep.protocol.discovery import read_endpoint
@@ -215,7 +215,7 @@ class Cluster:
 
     def found(self, job: JobSpec) -> None:
         """Put the job where its controllers find it."""
-        Journal.create(journal_path(self.job_directory), job, default_policy())
+        found_journal(journal_path(self.job_directory), job, default_policy())
 
     def command(self, *options: str) -> list[str]:
         directories = ["--job-dir", str(self.job_directory), "--run-dir", str(self.run_directory)]

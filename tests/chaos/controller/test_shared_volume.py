@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.volume.journal import submit
-from midstep.controller.volume.place import folder_in
-from midstep.controller.volume.presence import controllers_in
-from midstep.controller.volume.reading import read_status
+from midstep.controller.election.presence import controllers_on_volume
+from midstep.controller.journal.reading import read_status
+from midstep.controller.journal.volume_place import folder_in
+from midstep.controller.journal.volume_store import submit
 from midstep.policies.schema import default_policy
 from midstep.protocol.incidents import ControllerPhase, JobStatus, Outcome
 from midstep.protocol.types import JobSpec
@@ -34,10 +34,10 @@ DYING = """
 import os, signal, sys
 from midstep.cli.main import main
 from midstep.controller.recovery.events import ControllerStarted
-from midstep.controller.volume.journal import VolumeJournal
+from midstep.controller.journal.journal import Journal
 from midstep.protocol.messages import NodeJoined
 
-append, written, when = VolumeJournal.append, [], sys.argv.pop(1)
+append, written, when = Journal.append, [], sys.argv.pop(1)
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +52,7 @@ def dying(self, entries, at_s):
         die()
     return fresh
 
-VolumeJournal.append = dying
+Journal.append = dying
 main()
 """
 
@@ -84,7 +84,7 @@ class SharedCluster(Cluster):
 
     def leader(self) -> str:
         """Return the name of the controller that says that it leads."""
-        return next((each.name for each in controllers_in(self.folder) if each.phase is ControllerPhase.HOT), "")
+        return next((each.name for each in controllers_on_volume(self.folder) if each.phase is ControllerPhase.HOT), "")
 
 
 @pytest.fixture
@@ -104,12 +104,12 @@ def test_a_standby_takes_over_from_a_leader_that_is_killed_and_from_one_that_is_
     """The one that was frozen says that it is not in service, and leaves."""
     cluster.start()
     cluster.start_controller("--standby", "--name", "second")
-    cluster.until(lambda: len(controllers_in(cluster.folder)) == 2)
+    cluster.until(lambda: len(controllers_on_volume(cluster.folder)) == 2)
     cluster.host(1).kill(1)
     cluster.controllers[0].kill()
     cluster.until(lambda: cluster.leader() == "second" and cluster.recovered() and cluster.phase() == "running")
     cluster.start_controller("--standby", "--name", "third")
-    cluster.until(lambda: any(each.name == "third" for each in controllers_in(cluster.folder)))
+    cluster.until(lambda: any(each.name == "third" for each in controllers_on_volume(cluster.folder)))
     os.kill(cluster.controllers[1].pid, signal.SIGSTOP)
     cluster.until(lambda: cluster.leader() == "third" and cluster.phase() == "running")
     os.kill(cluster.controllers[1].pid, signal.SIGCONT)

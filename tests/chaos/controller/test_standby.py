@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from midstep.controller.election.roster import controllers
+from midstep.controller.election.presence import controllers_of_host
 from midstep.controller.endpoints.control_requests import (
     Accepted,
     PauseFailoverRequest,
@@ -26,7 +26,7 @@ FIRST_LIVES = [(rank, 1) for rank in range(4)]
 
 def phases(cluster: "Cluster") -> dict[int, ControllerPhase]:
     """Where each living controller stands, by its process id."""
-    return {each.pid: each.phase for each in controllers(cluster.run_directory)}
+    return {each.pid: each.phase for each in controllers_of_host(cluster.run_directory)}
 
 
 def two(cluster: "Cluster") -> tuple[int, int]:
@@ -119,7 +119,7 @@ def test_a_controller_that_is_stopped_again_and_again_at_any_moment_harms_nothin
 def test_a_promoted_controller_finishes_the_recovery_of_the_one_that_stands_by_then(cluster: "Cluster") -> None:
     """And back again: a controller that has handed over can be promoted itself."""
     active, standby = two(cluster)
-    names = {each.pid: each.name for each in controllers(cluster.run_directory)}
+    names = {each.pid: each.name for each in controllers_of_host(cluster.run_directory)}
     cluster.host(1).kill(1)
     for turn, (leader, other) in enumerate([(active, standby), (standby, active)]):
         assert isinstance(cluster.ask(PromoteRequest(names[other])), Accepted)

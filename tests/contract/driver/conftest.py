@@ -16,8 +16,8 @@ from midstep.controller.endpoints.control_requests import Reply, Request
 from midstep.controller.endpoints.discovery_files import write_endpoint
 from midstep.controller.endpoints.local_sockets import ControlServer, ask
 from midstep.controller.enroller import open_wire
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.recovery.events import Action, Event, Send
@@ -135,7 +135,7 @@ class Rig:
         self.run_directory.mkdir(mode=0o700)
         self.keys = self.run_directory / "keys"
         JobKeys.create(self.keys, ["node/a", "node/b", "platform"])
-        Journal.create(journal_path(self.job_directory), JOB, default_policy())
+        found_journal(journal_path(self.job_directory), JOB, default_policy())
         self.endpoint = ""
         self.machine = StubMachine(journal_path(self.job_directory))
         self.peers: list[Peer] = []
@@ -153,7 +153,7 @@ class Rig:
     async def controller(self, machine: StubMachine | None = None) -> AsyncIterator[tuple[Driver, asyncio.Task[int]]]:
         self.machine = machine or self.machine
         with contextlib.ExitStack() as stack:
-            journal = stack.enter_context(Journal.open(journal_path(self.job_directory)))
+            journal = stack.enter_context(open_sqlite(journal_path(self.job_directory)))
             router = bind("tcp://127.0.0.1:0", self.run_directory, JobKeys.load_server(self.keys))
             stack.callback(router.close)
             control = ControlServer(self.run_directory)

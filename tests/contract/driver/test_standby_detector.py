@@ -8,7 +8,7 @@ import pytest
 from midstep.cli import detect as detector
 from midstep.cli.detect import Watched, report_faults, way_with_token
 from midstep.cli.standing_by import LEFT, until_one_listens
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
 from midstep.launch.reached_job import JobElsewhere
 from midstep.protocol.compat import within
 from midstep.protocol.identities import Role

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import os
 import resource
-import sqlite3
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import SqliteStore, open_sqlite
 from midstep.controller.keepalive import SERVING, STARTING, KeepAlive
 from midstep.protocol.messages import NodeJoined
 from midstep.protocol.types import StoreEndpoint
@@ -79,16 +78,16 @@ def test_a_stop_is_asked_for_once_however_many_controllers_are_started_for_it(ri
 def test_a_controller_that_waits_for_the_journal_shows_that_it_lives(rig: "Rig", pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     alive = KeepAlive(writing)
-    with Journal.open(journal_path(rig.job_directory)), pytest.raises(Exception, match="another controller"):
-        Journal.open(journal_path(rig.job_directory), wait_s=0.2, beat=alive.beat)
+    with open_sqlite(journal_path(rig.job_directory)), pytest.raises(Exception, match="another controller"):
+        open_sqlite(journal_path(rig.job_directory), wait_s=0.2, beat=alive.beat)
     assert STARTING in beats(reading)
 
 
 def test_a_journal_beats_while_sqlite_works(rig: "Rig") -> None:
     calls = []
-    with Journal.open(journal_path(rig.job_directory), beat=lambda: calls.append(1)) as journal:
-        assert isinstance(journal._connection, sqlite3.Connection)
-        journal._connection.execute(
+    with open_sqlite(journal_path(rig.job_directory), beat=lambda: calls.append(1)) as journal:
+        assert isinstance(journal._store, SqliteStore)
+        journal._store._connection.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) SELECT count(*) FROM n"
         ).fetchone()
     assert calls

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from midstep.controller.election.lease_election import LeaseElection, LeaseLeadership
+from midstep.controller.election.presence import VolumePresence, controllers_on_volume, server_time_s
 from midstep.controller.election.succession import FileSuccession
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.volume_store import open_on_volume, submit
 from midstep.controller.recovery.events import StopRequested
-from midstep.controller.volume.journal import VolumeJournal, submit
-from midstep.controller.volume.presence import VolumePresence, controllers_in, server_time_s
 from midstep.platforms.kubernetes.leases import KubernetesLease
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalError, JournalSuperseded
@@ -63,6 +63,7 @@ def stand() -> Iterator[Stand]:
 
         def lead(name: str, wait_s: float | None = PATIENCE_S, **options: Any) -> LeaseLeadership:
             leadership = election(name, **options).stand(wait_s, lambda: None)
+            assert isinstance(leadership, LeaseLeadership)
             opened.callback(leadership.close)
             return leadership
 
@@ -167,7 +168,7 @@ def test_an_api_that_is_away_for_longer_than_a_lease_changes_nothing(
 ) -> None:
     """The leader writes into the journal meanwhile; afterwards it leads in the same term."""
     submit(tmp_path / "journal", JOB, default_policy())
-    journal = VolumeJournal.open(tmp_path / "journal", election("first"), wait_s=PATIENCE_S)
+    journal = open_on_volume(tmp_path / "journal", election("first"), wait_s=PATIENCE_S)
     waiting: list[LeaseLeadership] = []
     rival = threading.Thread(target=lambda: waiting.append(stand("second")))
     rival.start()
@@ -194,9 +195,9 @@ def test_one_that_lost_its_lease_while_only_it_had_no_api_finds_so_in_the_journa
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit(tmp_path / "journal", JOB, default_policy())
-    first = VolumeJournal.open(tmp_path / "journal", election("first"))
+    first = open_on_volume(tmp_path / "journal", election("first"))
     first._leadership._renew = lambda: None  # type: ignore[attr-defined]
-    with VolumeJournal.open(tmp_path / "journal", election("second"), wait_s=PATIENCE_S) as second:
+    with open_on_volume(tmp_path / "journal", election("second"), wait_s=PATIENCE_S) as second:
         assert second.term == 2
         with pytest.raises(JournalSuperseded, match="term 2 has begun"):
             first.append([JournalEntry(StopRequested("late"), "node/a", 1, 1)], 1.0)
@@ -247,12 +248,15 @@ def test_the_controllers_on_a_volume_are_listed_with_their_phases_until_they_are
             return entries == [("first", ControllerPhase.HOT, 1), ("second", ControllerPhase.COLD, 0)]
 
         until(listed, "both")
-        assert controllers_in(tmp_path) == second.controllers()
+        assert controllers_on_volume(tmp_path) == second.controllers()
         first.close()
         until(lambda: [each.name for each in second.controllers()] == ["second"], "the first one to leave")
         second._path.with_name("killed.json").write_bytes(second._path.read_bytes().replace(b"second", b"killed"))
-        until(lambda: len(controllers_in(tmp_path)) == 2, "one that is there")
-        until(lambda: [each.name for each in controllers_in(tmp_path)] == ["second"], "one that was killed to be gone")
+        until(lambda: len(controllers_on_volume(tmp_path)) == 2, "one that is there")
+        until(
+            lambda: [each.name for each in controllers_on_volume(tmp_path)] == ["second"],
+            "one that was killed to be gone",
+        )
     finally:
         first.close()
         second.close()
@@ -262,7 +266,7 @@ def test_a_name_that_is_in_use_on_another_machine_is_refused(tmp_path: Path, mon
     first = VolumePresence(tmp_path, "first")
     try:
         VolumePresence(tmp_path, "first").close()  # the same container, started again
-        first._look_after()
+        first._look_after(first._entry)
         monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
         with pytest.raises(ConfigurationError, match="another controller is called first"):
             VolumePresence(tmp_path, "first")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
-from midstep.controller.journal.store import JournalEntry
+from midstep.controller.journal.records import JournalEntry
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.journal.upkeep import JournalTrouble
 from midstep.controller.recovery.events import DeadlinePassed
 from midstep.controller.recovery.machine import RecoveryMachine
@@ -97,12 +97,12 @@ def test_manager_save_load(tmp_path: Path) -> None:
     job = AnsweringCluster().start()
     job.kill(1)
     path = journal_path(tmp_path)
-    Journal.create(path, job.job, default_policy())
-    with Journal.open(path) as journal:
+    found_journal(path, job.job, default_policy())
+    with open_sqlite(path) as journal:
         for number, (event, at_s) in enumerate(job.journal, start=1):
             journal.append([JournalEntry(event, "controller", 1, number)], at_s)
 
-    with Journal.open(path) as journal:
+    with open_sqlite(path) as journal:
         loaded = journal.founding.machine()
         for event, at_s in journal.replay():
             loaded.handle(event, at_s)
@@ -217,7 +217,7 @@ def test_failing_load_is_an_error_and_never_a_fresh_start(tmp_path: Path, conten
     path.write_bytes(content)
 
     with pytest.raises(JournalError, match="journal"):
-        Journal.open(path)
+        open_sqlite(path)
 
 
 def test_request_stop_in_ready_stops_directly() -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from lightkube import codecs
 
 from midstep.cli import run
-from midstep.controller.volume.place import folder_in, parse_volume_place
+from midstep.controller.journal.volume_place import folder_in, parse_volume_place
 from midstep.launch.job import Start
 from midstep.launch.kubernetes.job import submission_of
 from midstep.platforms.kubernetes import rules

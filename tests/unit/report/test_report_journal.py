@@ -6,8 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from midstep.cli.report import command
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal
 from midstep.policies.schema import default_policy
 from midstep.protocol.types import JobSettings, JobSpec
 
@@ -31,7 +31,7 @@ def job(directory: Path) -> JobSpec:
 
 
 def test_a_job_that_was_only_founded_has_a_report(tmp_path: Path) -> None:
-    Journal.create(journal_path(tmp_path), job(tmp_path), default_policy())
+    found_journal(journal_path(tmp_path), job(tmp_path), default_policy())
     text = CliRunner().invoke(command, [str(tmp_path)])
     assert text.exit_code == 0, text.output
     assert text.output.startswith("Job young: ")

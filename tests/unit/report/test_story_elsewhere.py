@@ -14,8 +14,8 @@ from midstep.controller.endpoints import story as storyteller
 from midstep.controller.endpoints.control_requests import Refused, Reply, StoryReply, StoryRequest
 from midstep.controller.endpoints.story import StoryOrder, Storyteller, excerpt
 from midstep.controller.etcd.place import Access, parse_place
-from midstep.controller.journal.journal import Journal
-from midstep.controller.journal.paths import journal_path
+from midstep.controller.journal.sqlite_file import journal_path
+from midstep.controller.journal.sqlite_store import found_journal
 from midstep.controller.opening import ControllerPlace
 from midstep.controller.story import StoryEntry, turns
 from midstep.policies.schema import default_policy
@@ -79,7 +79,7 @@ def test_an_event_that_is_longer_than_any_may_be_is_cut_and_says_so(monkeypatch:
 @pytest.fixture
 def place(tmp_path: Path) -> ControllerPlace:
     """A job whose journal has no event."""
-    Journal.create(journal_path(tmp_path), job(), default_policy())
+    found_journal(journal_path(tmp_path), job(), default_policy())
     return ControllerPlace(tmp_path, tmp_path, tmp_path, "tcp://127.0.0.1:0")
 
 
@@ -107,7 +107,7 @@ def test_a_story_is_read_from_the_journal_by_another_process(place: ControllerPl
 
 def test_an_order_names_an_etcd_with_all_that_it_asks_for() -> None:
     etcd = parse_place("etcds://m0:2379,m1:2379/jobs", "demo", Access("ca", "cert", "key", "user", "secret"))
-    order = StoryOrder("/job", etcd, None, 3)
+    order = StoryOrder("/job", etcd, 3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(order), type=StoryOrder) == order
 
 

@@ -1,1 +1,0 @@
-"""The journal and the list of controllers of a job in a folder that several machines share."""
