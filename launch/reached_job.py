@@ -75,7 +75,7 @@ class HereJob(msgspec.Struct, frozen=True):
 
 
 class JobElsewhere(msgspec.Struct, frozen=True):
-    """A job that is known by where its controllers_of_host listen, and a token."""
+    """A job that is known by where its controllers listen, and a token."""
 
     endpoints: tuple[str, ...]
     token: RoleToken

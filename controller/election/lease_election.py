@@ -86,7 +86,7 @@ class _Lease:
         return LeaseLeadership(store, self._name, self._duration_s, won)
 
     def forget(self) -> None:
-        """Measure the leader's silence anew; see `LeadStore`."""
+        """Measure the silence of the leader from now on; see `LeadStore`."""
         self._silence.forget()
 
     def rival(self) -> str:

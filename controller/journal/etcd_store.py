@@ -25,8 +25,8 @@ from .journal import Journal, Limits, new_founding, open_journal
 from .records import (
     End,
     EventRow,
+    ReplayStart,
     SavedSnapshot,
-    Start,
     TakenIn,
     TermRecord,
     damaged,
@@ -97,7 +97,7 @@ class EtcdReader:
         saved = self._etcd.last(self._place.snapshots)
         return 1 if saved is None else number_of(saved.key, self._place.snapshots) + 1
 
-    def batches(self, start: Start) -> Iterator[Sequence[EventRow]]:
+    def batches(self, start: ReplayStart) -> Iterator[Sequence[EventRow]]:
         """Yield the events behind a start; see `JournalReader`."""
         folder = self._place.batches
         for kept in self._etcd.list(folder, start=numbered(folder, start.seq + 1)):

@@ -32,8 +32,8 @@ from .records import (
     EventRow,
     Founding,
     JournalEntry,
+    ReplayStart,
     SavedSnapshot,
-    Start,
     TakenIn,
     TermRecord,
     chained,
@@ -83,7 +83,7 @@ class JournalReader(Protocol):
     def first_kept(self) -> int:
         """Return the number of the first event that is kept; 1 where there is none."""
 
-    def batches(self, start: Start) -> Iterator[Sequence[EventRow]]:
+    def batches(self, start: ReplayStart) -> Iterator[Sequence[EventRow]]:
         """Yield the events behind a start, some at a time, in order. Raises JournalDamaged, JournalError."""
 
 
@@ -321,14 +321,14 @@ def open_journal(
         time.sleep(AGAIN_S)
 
 
-def earliest_start(store: JournalReader, first: bytes, restore: Callable[[bytes], object]) -> Start:
+def earliest_start(store: JournalReader, first: bytes, restore: Callable[[bytes], object]) -> ReplayStart:
     """Return where the events begin that are kept."""
     return find_start(store, first, restore, () if store.first_kept() == 1 else store.snapshots(newest_first=False))
 
 
 def find_start(
     store: JournalReader, first: bytes, restore: Callable[[bytes], object], snapshots: Iterable[SavedSnapshot]
-) -> Start:
+) -> ReplayStart:
     """Have the first of some snapshots restored that can be read, and return where the events continue.
 
     Where there is none, the events begin with the founding. Raises JournalError when neither will do.
@@ -341,19 +341,19 @@ def find_start(
             failure = str(error)
             _log.warning("%s: the snapshot after event %d is passed over: %s", store, saved.seq, error)
             continue
-        return Start(saved.seq, saved.chain, saved.taken_in, saved.at)
+        return ReplayStart(saved.seq, saved.chain, saved.taken_in, saved.at)
     kept = store.first_kept()
     if kept > 1:
         raise JournalError(
             f"{store}: the events before number {kept} are not kept any more, and no snapshot of what they led to can "
             f"be read ({failure or 'there is none that is what was written'}). Use the midstep version that wrote it."
         )
-    return Start(0, first, TakenIn())
+    return ReplayStart(0, first, TakenIn())
 
 
 def events_behind(
     store: JournalReader,
-    start: Start,
+    start: ReplayStart,
     beat: Callable[[], None] = lambda: None,
     count: Callable[[Sequence[EventRow]], None] = lambda rows: None,
 ) -> Iterator[tuple[Event, float]]:

@@ -198,7 +198,7 @@ class SavedSnapshot(msgspec.Struct, frozen=True):
     at: Any = None
 
 
-class Start(msgspec.Struct, frozen=True):
+class ReplayStart(msgspec.Struct, frozen=True):
     """Where a replay begins: behind event `seq`, whose hash is `chain`; 0 and the origin for all events.
 
     `at`: the same as the store has it.

@@ -26,7 +26,7 @@ from ..election.election import Election, Leadership
 from ..election.file_election import FileElection
 from . import sqlite_file
 from .journal import AlreadyWrittenError, Journal, Limits, new_founding, open_journal
-from .records import End, EventRow, SavedSnapshot, Start, TakenIn, TermRecord, damaged, link, origin
+from .records import End, EventRow, ReplayStart, SavedSnapshot, TakenIn, TermRecord, damaged, link, origin
 from .sqlite_file import Head, HeadFile, lock_path
 
 BLOCK = 1000  # events packed in one go: some milliseconds
@@ -96,7 +96,7 @@ class SqliteReader:
                 archived = self._connection.execute("SELECT min(first) FROM archive").fetchone()[0]
             return self._oldest() if archived is None else int(archived)
 
-    def batches(self, start: Start) -> Iterator[Sequence[EventRow]]:
+    def batches(self, start: ReplayStart) -> Iterator[Sequence[EventRow]]:
         """Yield the events behind a start; see `JournalReader`."""
         last = start.seq
         while rows := self._rows_after(last):

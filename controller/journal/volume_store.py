@@ -23,7 +23,7 @@ from ..clock import HeardClock
 from ..election.election import Election, Leadership
 from .journal import Journal, Limits, new_founding, open_journal
 from .numbered_files import NumberedFiles, link_whole, read_whole
-from .records import End, EventRow, SavedSnapshot, Start, TakenIn, TermRecord, damaged, link
+from .records import End, EventRow, ReplayStart, SavedSnapshot, TakenIn, TermRecord, damaged, link
 from .volume_place import ENTRIES, FOUNDING
 
 SNAPSHOTS = "snapshots"
@@ -217,7 +217,7 @@ class VolumeReader:
         earliest = _read_entry(self._log, numbers[0]) if numbers and numbers[0] > 1 else None
         return 1 if earliest is None else earliest.last[0] - len(earliest.body.rows) + 1
 
-    def batches(self, start: Start) -> Iterator[Sequence[EventRow]]:
+    def batches(self, start: ReplayStart) -> Iterator[Sequence[EventRow]]:
         """Yield the events behind a start; see `JournalReader`."""
         last = (start.seq, start.chain)
         for entry in _entries_behind(self._log, start.at or Mark(0, start.chain)):

@@ -366,7 +366,7 @@ def test_a_snapshot_that_is_not_what_was_written_is_passed_over(job: EtcdPlace, 
     assert told(journal) == [f"e{number}" for number in range(11, 26)]
     for head in list(Etcd(job).list(job.snapshots)):
         Etcd(job).change([], [delete(head.key)])
-    with pytest.raises(JournalError, match="first events are not kept any more"):
+    with pytest.raises(JournalError, match="are not kept any more"):
         told(journal)
 
 
