@@ -81,7 +81,7 @@ class DemoRun(msgspec.Struct, frozen=True):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.nodes * self.ranks_per_node
 
 
@@ -251,7 +251,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def bit_exact(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.differences
 
 

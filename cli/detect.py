@@ -169,7 +169,7 @@ def _named_node(option: str, text: str, what: str, example: str) -> tuple[str, s
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """What a detector looks at, and the nodes that are named by a serial number or another name there.
+    """The sources that a detector watches, and the nodes that documents name by a serial number or another name.
 
     `signs`: it gives signs of life on standard output. `namespaces`: those whose ConfigMaps are watched.
     """
@@ -215,7 +215,7 @@ def _detect(job: str | None, watched: Watched, name: str, *, only_keys: bool) ->
 
 
 class Way(msgspec.Struct, frozen=True):
-    """How the controller of a job is reached. `run_directory`: of a job on this machine.
+    """The way to the controller of a job. `run_directory`: of a job on this machine.
 
     `others`: where other controllers of the job may listen. `standby`: leave, to be started again, when the controller
     has been away for a while.
@@ -334,7 +334,7 @@ class _Presence:
         self._since_s = time.monotonic()
 
     def recent(self) -> bool:
-        """Whether there was one within the time after which another controller is taken to lead."""
+        """True if there was one within the time after which another controller is taken to lead."""
         now = time.monotonic()
         if self._connected():
             self._since_s = now

@@ -66,7 +66,7 @@ def seconds(least: float = 0) -> Real:
 
 
 class NodesAsked(msgspec.Struct, frozen=True):
-    """How many nodes a job has. `least`: with how few it trains; None: with all of them, or as the policy says."""
+    """The number of nodes of a job. `least`: the fewest with which it trains; None: all, or as the policy says."""
 
     most: int
     least: int | None = None

@@ -37,7 +37,7 @@ _STYLES = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the policy would do about one supposition; the form of `--json`.
+    """The decision of a policy about one supposition; the form of `--json`.
 
     `decision` is null where no process is touched. `said`: of faults for which no rung is taken.
     """

@@ -42,7 +42,7 @@ IN_PODS = frozenset({*PodFlags.__struct_fields__, "token_file"})
 
 
 class PlatformName(StrEnum):
-    """Where the nodes of a job come from."""
+    """The platform that provides the nodes of a job."""
 
     LOCAL = "local"
     KUBERNETES = "kubernetes"

@@ -100,7 +100,7 @@ PlatformFactory = Callable[[PlatformContext], Platform]
 
 
 class OwnPlatform(NamedTuple):
-    """Where one of midstep's own platforms is. The module imports the engine's client, which an extra installs."""
+    """One of midstep's own platforms, by module and functions. The module imports the client of an extra."""
 
     module: str
     factory: str

@@ -62,7 +62,7 @@ class PlatformPeer:
 
     @property
     def endpoint(self) -> str:
-        """Where the controller is believed to listen."""
+        """The endpoint at which the controller is believed to listen."""
         return self._link.endpoint
 
     def serve(self, platform: Platform) -> None:

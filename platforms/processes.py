@@ -52,7 +52,7 @@ class WatchedProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether no exit of the process has been seen."""
+        """True until the exit of the process has been seen."""
         return self.status is None
 
     def signal(self, number: signal.Signals) -> None:

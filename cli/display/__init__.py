@@ -1,1 +1,1 @@
-"""What commands show, on stdout and stderr: plain lines, tables, and a job that is followed while it runs."""
+"""Output of commands on stdout and stderr: plain lines, tables, and a job that is followed while it runs."""

@@ -1,4 +1,4 @@
-"""What the launcher shows of a job: the ranks' output on stdout, what happens to the job on stderr.
+"""Shows a job while its launcher runs: the ranks' output on stdout, events of the job on stderr.
 
 To show is never part of keeping a job alive. Both outputs have a thread of their own, so that a pipe without a reader,
 a full disk, a terminal that is gone or a text that cannot be shown neither stops nor ends anything but the showing. The

@@ -1,4 +1,7 @@
-"""How the commands write plain lines: texts, JSON, and their logs, with nothing in them that a terminal would obey."""
+"""Writes plain lines for commands: texts, JSON and logs, with nothing in them that a terminal would obey.
+
+An output of the launcher may fail, fill up or be closed at any time without harm to the job (`TolerantOutput`).
+"""
 
 import contextlib
 import errno

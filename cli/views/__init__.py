@@ -1,1 +1,1 @@
-"""How status and incidents are shown: text, JSON, a picture, a trace. Pure functions of the recorded facts."""
+"""Status and incidents as text, JSON, a picture or a trace. Pure functions of the recorded facts."""

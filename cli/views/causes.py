@@ -1,4 +1,4 @@
-"""Which of an incident's many reports tells what went wrong, and how to say it in one line.
+"""Finds the report that tells what went wrong among the many of an incident, and says it in one line.
 
 A dead process makes every other rank's collectives fail, and a stalled one or a lost node makes all others wait: those
 reports are echoes, and often the first to arrive.

@@ -1,4 +1,4 @@
-"""Where each phase of an incident lies in time: the one computation behind text bars, picture and trace.
+"""Computes where each phase of an incident lies in time, for text bars, picture and trace.
 
 The controller's phases have a beginning and an end. A rank's phases are lengths only, on its own clock, so each is
 laid where the controller ordered it: stop, clean and join from the start of quiescing; rebuild, repair and rollback
@@ -192,7 +192,7 @@ def _phase_order(name: str) -> int:
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How a phase is drawn: colour, hatching (picture), letter (text)."""
+    """The look of a phase: colour, hatching (picture), letter (text)."""
 
     colour: str
     hatch: str

@@ -59,7 +59,7 @@ class Unavailable(PlatformError):
 
 
 class Expired(Unavailable):
-    """What was watched is not kept any longer (410 Gone): list it again."""
+    """The version that was watched is not kept any longer (410 Gone): list again."""
 
 
 class Api:

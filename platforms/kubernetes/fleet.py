@@ -21,7 +21,7 @@ _STARTED_AGAIN = "CrashLoopBackOff"  # how it has ended says more
 
 
 class PodPhase(StrEnum):
-    """Where a pod stands."""
+    """The phase of a pod, as far as it matters here."""
 
     PENDING = "Pending"
     RUNNING = "Running"

@@ -1,4 +1,4 @@
-"""What the objects of a job are called, and how they are found again."""
+"""The names and labels of a job's objects, by which they are found again."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ ROLES_FILE = "roles.yaml"
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """What is submitted in the controller's pod. `words`: options of `midstep submit`, the script and its arguments."""
+    """A job as it is submitted in the controller's pod. `words`: options of `midstep submit`, script and arguments."""
 
     words: tuple[str, ...]
     nodes: int  # without which the job does not train

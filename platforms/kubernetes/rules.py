@@ -1,4 +1,4 @@
-"""What the platform of a job may ask of the API: a Role of exact verbs, and a reason for each of them."""
+"""The rights of a job's platform in the API: a Role of exact verbs, and a reason for each of them."""
 
 from typing import Any
 

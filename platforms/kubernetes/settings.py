@@ -1,4 +1,4 @@
-"""What the pods of a job are like, as the user asks for it and as the platform reads it beside the controller."""
+"""The settings of a job's pods, as the user gives them and as the platform reads them beside the controller."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ class Volume(msgspec.Struct, frozen=True):
 
     @property
     def is_host_path(self) -> bool:
-        """Whether it is a folder of the host."""
+        """True if it is a folder of the host."""
         return self.source.startswith("/")
 
 
@@ -49,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def has_lease(self) -> bool:
-        """Whether its controllers are elected by a Lease of its own."""
+        """True if its controllers are elected by a Lease of its own."""
         return self.store.startswith(LEASE_SCHEME)
 
 

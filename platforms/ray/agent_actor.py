@@ -29,7 +29,7 @@ _KEYS = "keys"
 
 
 class NodeOrder(msgspec.Struct, frozen=True):
-    """Which node an actor is. `bundle`: its place in the job's placement group, if it has one.
+    """The order by which an actor becomes a node. `bundle`: its place in the job's placement group, if it has one.
 
     `environment`: that of the job. What an agent imports for its ranks it imports in their environment, and at once.
     """
@@ -43,7 +43,7 @@ class NodeOrder(msgspec.Struct, frozen=True):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Where an agent runs. `machine`: Ray's id of it."""
+    """The place where an agent runs. `machine`: Ray's id of it."""
 
     machine: str
     address: str

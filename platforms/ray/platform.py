@@ -71,7 +71,7 @@ class RayNode:
 
     @property
     def is_searching(self) -> bool:
-        """Whether Ray looks for a machine for it outside of the group."""
+        """True while Ray looks for a machine for it outside of the group."""
         return self.actor is not None and self.placed is None and self.bundle is None
 
 
@@ -327,7 +327,7 @@ def _required_endpoint(run_directory: Path) -> str:
 
 
 class Books(msgspec.Struct, frozen=True):
-    """What the platform has to remember when its process is started again, and Ray's control store does not know.
+    """Facts that outlive the platform's process, as far as Ray's control store does not keep them.
 
     `session`: of the last platform. `nodes`: those that were asked for and are not lost, `placed`: that have begun.
 

@@ -39,12 +39,12 @@ class Field:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether there are keys below."""
+        """True if there are keys below."""
         return isinstance(self.node, yaml.MappingNode)
 
     @property
     def is_null(self) -> bool:
-        """Whether the key stands there without a value."""
+        """True if the key stands there without a value."""
         return self.node.tag == _NULL
 
     @property

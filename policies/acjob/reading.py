@@ -113,22 +113,22 @@ class AscendJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_alone(self) -> bool:
-        """Whether MindCluster would reschedule nothing of this job."""
+        """True if MindCluster would reschedule nothing of this job."""
         return self.fault_scheduling is None or self.fault_scheduling.value == "off"
 
     @property
     def paused(self) -> bool:
-        """Whether process-level recovery is set up, and switched off for now."""
+        """True if process-level recovery is set up, and switched off for now."""
         return self.process_recover is not None and self.process_recover.value != "on"
 
     @property
     def elastic(self) -> bool:
-        """Whether the job asks to continue with fewer nodes."""
+        """True if the job asks to continue with fewer nodes."""
         return not self.left_alone and not self.paused and Strategy.ELASTIC_TRAINING in self.strategies
 
     @property
     def stop_grace(self) -> AcjobValue | None:
-        """How long a stopped process may take, where that has a meaning."""
+        """The time that a stopped process may take, where that has a meaning."""
         graceful = self.fault_scheduling is not None and self.fault_scheduling.value == "grace"
         return self.grace_period if graceful else None
 
