@@ -4,6 +4,7 @@ Between two faults nothing happens but steps, so they are counted and not played
 report, decision, quiesce, rejoin, resume, for each rank of the job.
 """
 
+import bisect
 import random
 from collections.abc import Callable, Iterable
 
@@ -29,7 +30,6 @@ from ..protocol.types import (
 )
 from .fault_trace import FaultTrace, Kind, TimedFault, faults_of
 from .fleet import Fleet
-from .machines import Machines
 from .outlook import JobStop, Loss, Outlook, Took
 
 HOUR_S = 3600.0
@@ -288,3 +288,29 @@ class Forecast:
         outlook = self.outlook
         useful_s = (outlook.steps_done - outlook.steps_lost) * self._model.step_s - outlook.lost_s[Loss.FEWER]
         outlook.goodput = min(1.0, max(0.0, useful_s / self._end_s)) if self._end_s else 1.0
+
+
+class Machines:
+    """All machines that a job could have. Times are seconds since the start of the forecast."""
+
+    def __init__(self, count: int, repair_s: float) -> None:
+        self._count = count
+        self._repair_s = repair_s
+        self._repaired_s: list[float] = []  # when each that broke is whole again, in order
+
+    def break_one(self, now: float) -> None:
+        """A machine has broken, and is on its way to be repaired."""
+        bisect.insort(self._repaired_s, now + self._repair_s)
+
+    def whole(self, now: float) -> int:
+        """Return how many can be used."""
+        return self._count - len(self.to_come(now))
+
+    def to_come(self, now: float) -> list[float]:
+        """Return when each of those that are broken now will be whole again."""
+        return [at_s for at_s in self._repaired_s if at_s > now][: self._count]
+
+    def enough_at(self, needed: int, now: float) -> float:
+        """Return when so many can be used: now, or when the last of them is repaired."""
+        missing = needed - self.whole(now)
+        return self.to_come(now)[missing - 1] if missing > 0 else now

@@ -180,7 +180,7 @@ def test_the_command_writes_tables_json_and_a_picture(tmp_path: Path) -> None:
     [
         ((), "nothing goes wrong", 2),
         (("--mtbf", "3 hours"), "is not a duration", 2),
-        (("--mtbf", "3h", "--nodes", "100000", "--ranks-per-node", "8"), "more than 200000 ranks", 2),
+        (("--mtbf", "3h", "--nodes", "60000", "--ranks-per-node", "8"), "more than 200000 ranks", 2),
         (("--mtbf", "3h", "--faults", "/nowhere.yaml"), "/nowhere.yaml", 1),
         (("--mtbf", "3h", "--policy", "/nowhere.yaml"), "/nowhere.yaml", 1),
         (("--mtbf", "3h", "--hours", "1", "--picture", "x.bmp"), "a picture ends with", 1),

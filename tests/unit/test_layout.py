@@ -202,7 +202,6 @@ COMMAND = "a command of its own, as `midstep --help` lists it"
 OPTIONAL = "imports what only some installations have"
 SMALL_FILES = {
     "devices/npu_symbols.py": "a list, which others than the doctor read in the docs",
-    "forecast/machines.py": "a machine that answers at once, beside the fleet that asks it",
 }
 WITH_ONE_IMPORTER = 24  # short files that are not listed: they belong into the file that imports them
 NOUN_CLAUSES = re.compile(r"(What|Who|That|Of)\b")
