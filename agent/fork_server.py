@@ -78,7 +78,7 @@ def main() -> None:
 
 
 class _Forked(NamedTuple):
-    """What a forked process is to do: listen here, after it has loaded torch's device backends if it should."""
+    """The task of a forked process: listen here, after it has loaded torch's device backends if it should."""
 
     end: socket.socket
     backends: bool

@@ -124,7 +124,7 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 class _History:
-    """What is remembered of one rank between two readings."""
+    """The memory of one rank between two readings."""
 
     __slots__ = ("excused_s", "generation", "incarnation", "reports", "step", "steps_seen", "steps_total")
 
@@ -223,7 +223,7 @@ def _place_of(progress: RankProgress) -> _Place:
 
 
 class _Stop:
-    """What is remembered of a process that is stopped."""
+    """The memory of a process that is stopped."""
 
     __slots__ = ("place", "reports", "since_s")
 

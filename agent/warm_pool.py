@@ -84,7 +84,7 @@ class IdleProcess:
 
 
 class ImportCost(NamedTuple):
-    """What the imports that are done ahead have taken: seconds, and a share of the memory that forks have in common."""
+    """The cost of the imports that are done ahead: seconds, and a share of the memory that forks have in common."""
 
     imports_s: float
     memory_bytes: int

@@ -21,7 +21,7 @@ from .joining import TokenWatch
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What the command line says."""
+    """The settings of the command line."""
 
     job: str | None
     token: Token | None

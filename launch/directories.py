@@ -163,7 +163,7 @@ def _written_s(directory: Path) -> float:
 
 
 class JobFile(msgspec.Struct, frozen=True):
-    """What `job.json` says. Unknown keys are left to later versions.
+    """The content of `job.json`. Unknown keys are left to later versions.
 
     `store`: the address of what keeps the journal, under the name `job`; empty: it lies in the job directory.
     """
@@ -308,7 +308,7 @@ def _say_what_is_left(base: Path) -> None:
 
 
 class GroupFounding(msgspec.Struct, frozen=True):
-    """What was asked for. `environment`: for the ranks of all roles. `platform`: as of `midstep run`."""
+    """A request for a job of roles. `environment`: for the ranks of all roles. `platform`: as of `midstep run`."""
 
     job: str
     plan: JobOfRoles
@@ -325,7 +325,7 @@ class GroupFounding(msgspec.Struct, frozen=True):
 
     @property
     def rules(self) -> GroupRules:
-        """What decides about all roles."""
+        """The rules about all roles."""
         plan = self.plan
         failover = {role.name: role.failover for role in plan.roles if role.failover is not None}
         return GroupRules(plan.names, failover, frozenset(plan.until), plan.restarts)

@@ -57,7 +57,7 @@ _NS = 1_000_000_000
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a user asked for. Paths are absolute."""
+    """A user's request for a job. Paths are absolute."""
 
     command: tuple[str, ...]
     is_module: bool = False
@@ -84,7 +84,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Before(msgspec.Struct, frozen=True):
-    """Of a job that continues: the nodes that it lost, those to start, and a session above all earlier ones."""
+    """The past of a job that continues: nodes that it lost, those to start, and a session above all earlier ones."""
 
     lost: tuple[str, ...]
     nodes: tuple[str, ...]

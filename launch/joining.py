@@ -71,7 +71,7 @@ class EndpointClaim:
 
 
 class JoiningMachine(msgspec.Struct, frozen=True):
-    """What this machine brings to a job. `job`: what it runs the controller of; None: another machine does.
+    """A machine's part in a job. `job`: the one whose controller it runs; None: another machine does.
 
     `endpoint`: where this machine reaches the controller. `token`: what its agent joins with, as text. `program`: the
     file with its own command. `claim`: keeps other processes of this machine from being the controller's, too.

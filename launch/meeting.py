@@ -38,7 +38,7 @@ _EVERYWHERE = "0.0.0.0"
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What the user wrote, by torchrun's names."""
+    """The user's settings, by torchrun's names."""
 
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
@@ -67,7 +67,7 @@ class RendezvousPoint(msgspec.Struct, frozen=True):
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """What the launcher says. None: it does not say. Ranks and sizes count processes, of which each machine has one.
+    """The launcher's settings. None: it does not say. Ranks and sizes count processes, of which each machine has one.
 
     `signals_all`: what it sends to end them it sends to all machines, and there to all processes below them, too.
     """
@@ -196,7 +196,7 @@ def _number(environment: Mapping[str, str], *names: str) -> int | None:
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What a node would like to be. Empty: found out by itself."""
+    """A node's wishes for itself. Empty: found out by itself."""
 
     node: str = ""
     failure_domain: str = ""

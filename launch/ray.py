@@ -75,14 +75,14 @@ class RayResult(msgspec.Struct, frozen=True):
 
 
 class Reserved(msgspec.Struct, frozen=True):
-    """What Ray is to reserve: for each node, by default a CPU for each rank (and an NPU); and for the controller."""
+    """Reservations of Ray: for each node, by default a CPU (and an NPU) for each rank; and for the controller."""
 
     node: Mapping[str, float] = {}
     controller: Mapping[str, float] = {}
 
 
 class RayJob(msgspec.Struct, frozen=True):
-    """What the actor has to know of a job that has been founded. `nodes`: with spares."""
+    """The facts of a founded job that the actor has to know. `nodes`: with spares."""
 
     job: str
     job_directory: str

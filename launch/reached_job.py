@@ -66,7 +66,7 @@ class HereJob(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return self.directory.name
 
     def ask(self, request: Request, timeout_s: float) -> Reply:
@@ -82,7 +82,7 @@ class JobElsewhere(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return self.token.job
 
     def ask(self, request: Request, timeout_s: float) -> Reply:

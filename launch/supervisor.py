@@ -52,7 +52,7 @@ _LAST_CHARACTERS = 500
 
 
 class NextStart(enum.Enum):
-    """What is started next."""
+    """The next start."""
 
     ORDINARY = "a controller"
     STOPPING = "a controller that stops the job"

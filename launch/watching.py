@@ -19,7 +19,7 @@ GIVE_UP_S = 600.0
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """What a program needs to know of a job. `answered`: a controller has said so now; else one has before.
+    """A program's view of a job. `answered`: a controller has said so now; else one has before.
 
     `leader` is the name of the controller that leads, on `host`, in `term`. `exit_code`: the job has ended.
     """

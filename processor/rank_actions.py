@@ -1,4 +1,4 @@
-"""What the loop of a rank (`rank_loop.py`) asks for, as values. Each says what its outcome is, and what it raises.
+"""The actions that the loop of a rank (`rank_loop.py`) asks for, as values. Each says its outcome, and what it raises.
 
 An exception of an action is thrown into the loop, which knows what it means at that place.
 """

@@ -34,7 +34,7 @@ class Orders(Protocol):
 
 
 class Act(enum.Enum):
-    """What the end of a step consists of. Each act may take its time; its answer is whether it went well."""
+    """An act of the end of a step. Each may take its time; its answer is whether it went well."""
 
     FINISH = "finish"  # the device does all that was queued: until then a collective may still fail
     CAPTURE = "capture"  # the rank-local state is taken down, and kept where it outlives the process

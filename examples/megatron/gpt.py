@@ -28,7 +28,7 @@ TINY = Size(layers=2, width=64, heads=4, context=64)
 
 
 class Training(NamedTuple):
-    """What a train function works with."""
+    """Everything that a train function works with."""
 
     model: Any
     optimizer: Any

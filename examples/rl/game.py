@@ -1,4 +1,4 @@
-"""What the two roles of the example share: the game, the network that plays it, and the forms of what they exchange.
+"""The common part of the example's two roles: the game, the network that plays it, and the messages between them.
 
 The game: of four choices one is right, by a rule that follows from what is seen and that the network has to find.
 """

@@ -7,7 +7,7 @@ import msgspec
 
 
 class PodFlags(msgspec.Struct, frozen=True):
-    """What the command line says of pods."""
+    """The command line's settings of pods."""
 
     image: str | None = None
     namespace: str | None = None
