@@ -27,7 +27,7 @@ ROLE = "default"
 
 
 class ForkProcess(msgspec.Struct, frozen=True, tag=True):
-    """To the fork server: fork an idle process that listens on the passed socket.
+    """Ask the fork server to fork an idle process that listens on the passed socket.
 
     `backends`: it imports torch's device backends before it says that it is idle.
     """
@@ -36,7 +36,7 @@ class ForkProcess(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
-    """To the fork server: import these modules too, looking in `paths` as the user's script will."""
+    """Ask the fork server to import these modules too, looking in `paths` as the user's script will."""
 
     modules: tuple[str, ...]
     paths: tuple[str, ...]
@@ -50,7 +50,7 @@ class ModulesImported(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """To a fork server, idle process or store: answer with Pong."""
+    """Ask a fork server, an idle process or a store to answer with Pong."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +64,7 @@ class ProcessIdle(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunProgram(msgspec.Struct, frozen=True, tag=True):
-    """To an idle process: become a training process. Descriptors: black box, log file."""
+    """Tell an idle process to become a training process. Descriptors: black box, log file."""
 
     command: tuple[str, ...]
     is_module: bool
@@ -74,7 +74,7 @@ class RunProgram(msgspec.Struct, frozen=True, tag=True):
 
 
 class BuildProgram(msgspec.Struct, frozen=True, tag=True):
-    """To an idle process: run a program up to its train function, ahead of a fault. Descriptor: log file.
+    """Tell an idle process to run a program up to its train function, ahead of a fault. Descriptor: log file.
 
     The channel stays: the process says ProgramBuilt there, and waits for TakeRank.
     """
@@ -87,20 +87,20 @@ class ProgramBuilt(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakeRank(msgspec.Struct, frozen=True, tag=True):
-    """To a process that was built ahead: hold its rank from now on. Descriptors: black box, log file."""
+    """Tell a process that was built ahead to hold its rank from now on. Descriptors: black box, log file."""
 
     environment: dict[str, str]
 
 
 class ServeStore(msgspec.Struct, frozen=True, tag=True):
-    """To an idle process: serve a rendezvous store. Descriptors: the listening socket, a channel for pings."""
+    """Tell an idle process to serve a rendezvous store. Descriptors: the listening socket, a channel for pings."""
 
     host: str
     port: int
 
 
 class CheckOrder(msgspec.Struct, frozen=True, tag=True):
-    """To a process that checks the node: what it is to do, in a job with these settings."""
+    """Tell a process to check the node, in a job with these settings."""
 
     check: CheckNode
     settings: JobSettings

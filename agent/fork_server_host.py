@@ -69,7 +69,7 @@ class ForkServerHost:
 
     @property
     def is_up(self) -> bool:
-        """Whether a server has done its imports, so that a fork is at once a warm process."""
+        """True when a server has done its imports, so that a fork is at once a warm process."""
         return self._phase is _Phase.UP
 
     def start(self, environment: Mapping[str, str], preload: channel.Preload | None = None) -> None:

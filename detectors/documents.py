@@ -82,7 +82,7 @@ _KINDS = {
 
 
 class Influence(msgspec.Struct, frozen=True, rename=_NAMES.get):
-    """Where a fault is: devices of a node; none: the node."""
+    """The place of a fault: devices of a node; none: the node."""
 
     node_name: str = ""
     node_sn: str = ""

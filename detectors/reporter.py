@@ -61,7 +61,7 @@ class FaultReporter:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to a controller."""
+        """True while there is a connection to a controller."""
         return self._link.connected
 
     def tell(self, report: FaultReport) -> None:

@@ -131,12 +131,12 @@ class Handshake:
 
     @property
     def asks(self) -> bool:
-        """Whether the client has sent all of INITIATE, with which it asks for admission."""
+        """True when the client has sent all of INITIATE, with which it asks for admission."""
         return self._passed > _GREETING_BYTES and next(_frames(self._held), None) is not None
 
     @property
     def unwelcome(self) -> bool:
-        """Whether the router has not answered HELLO, which it does where the client knows its key."""
+        """True while the router has not answered HELLO, which it does where the client knows its key."""
         return self._passed > _GREETING_BYTES and next(_frames(self._answer[_GREETING_BYTES:]), None) is None
 
     def initiate(self) -> bytes:
@@ -206,12 +206,12 @@ class Connection:
 
     @property
     def proven(self) -> bool:
-        """Whether the handshake is over."""
+        """True when the handshake is over."""
         return self.handshake is None
 
     @property
     def asks(self) -> bool:
-        """Whether the client waits for admission."""
+        """True while the client waits for admission."""
         return self.handshake is not None and self.handshake.asks
 
     def read_client(self, connect: Callable[[], socket.socket]) -> int:

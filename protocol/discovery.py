@@ -1,4 +1,4 @@
-"""Where controllers listen, and where the store of a job of roles is.
+"""Find out where controllers listen, and where the store of a job of roles is.
 
 A controller that takes over may have to listen elsewhere. Agents and the platform therefore ask a `Lookup` for its
 present endpoint. On one machine that is a file in the run directory; nothing else here depends on this. On several,
@@ -61,7 +61,7 @@ def split(text: str) -> tuple[str, int]:
 
 
 def _is_name(host: str) -> bool:
-    """Whether a name server can be asked for it: its labels have 1 to 63 letters. Addresses pass, too."""
+    """Say whether a name server can be asked for a host: its labels have 1 to 63 letters. Addresses pass, too."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:

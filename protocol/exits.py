@@ -1,4 +1,4 @@
-"""How agents and launchers end: exit codes, the reason in a file, and signals that only a launcher acts on.
+"""The ends of agents and launchers: exit codes, the reason in a file, and signals that only a launcher acts on.
 
 The launcher of an engine goes by the exit code of an agent, or of `midstep run` on a machine that has joined. Any other
 code is the job's own. Slurm sends SIGTERM to all processes of a step at once: only launchers act on it then. The others

@@ -48,7 +48,7 @@ class FaultKind(StrEnum):
 
 
 class FaultLevel(StrEnum):
-    """How severe a fault is; the levels of devices have MindCluster's names."""
+    """The severity of a fault; the levels of devices have MindCluster's names."""
 
     SOFTWARE = "Software"
     NOT_HANDLE = "NotHandleFault"

@@ -1,4 +1,4 @@
-"""Which identity a connection may have, by the key that it used; and the roles of operators on other machines.
+"""Identities that a connection may have, by the key that it used; and the roles of operators on other machines.
 
 All who have a token of one role have the same key. It stands for a family: each connection adds a name of its own.
 """

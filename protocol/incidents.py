@@ -11,7 +11,7 @@ from .types import Decision, FaultReport, RestoreSource, Rung
 
 
 class Outcome(StrEnum):
-    """How an incident ended, or that it has not."""
+    """The end of an incident, if it has ended."""
 
     OPEN = "open"
     RESUMED = "resumed"
@@ -29,7 +29,7 @@ class PhaseRecord(msgspec.Struct, frozen=True):
 
 
 class RankPhase(msgspec.Struct, frozen=True):
-    """How long one rank took for one phase of the lifecycle, on its own clock."""
+    """The time that one rank took for one phase of the lifecycle, on its own clock."""
 
     generation: int
     rank: int
@@ -82,7 +82,7 @@ class Incident(msgspec.Struct, frozen=True):
 
     @property
     def healthy_pids_kept(self) -> bool:
-        """Whether every rank that was not to be replaced has the process id that it had before."""
+        """True when every rank that was not to be replaced has the process id that it had before."""
         return all(
             self.pids_after.get(rank) == pid for rank, pid in self.pids_before.items() if rank not in self.replaced
         )
@@ -113,7 +113,7 @@ class Incident(msgspec.Struct, frozen=True):
 
 
 class BudgetUse(msgspec.Struct, frozen=True):
-    """How much of one budget is spent."""
+    """The spent part of one budget."""
 
     name: str  # e.g. "recover_in_place per job"
     used: int

@@ -69,12 +69,12 @@ class ControllerLink:
 
     @property
     def endpoint(self) -> str:
-        """Where the controller is believed to listen."""
+        """The endpoint at which the controller is believed to listen."""
         return self._socket.endpoint
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to a controller."""
+        """True while there is a connection to a controller."""
         return self._socket.connected
 
     def connect_to(self, endpoint: str) -> None:

@@ -254,25 +254,25 @@ class CheckNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class CreateNode(msgspec.Struct, frozen=True, tag=True):
-    """To the platform: make a node and start its agent."""
+    """Order the platform to make a node and start its agent."""
 
     node: str
 
 
 class DeleteNode(msgspec.Struct, frozen=True, tag=True):
-    """To the platform: end the node's agent and everything on it, and forget it."""
+    """Order the platform to end the node's agent and everything on it, and forget it."""
 
     node: str
 
 
 class KillNode(msgspec.Struct, frozen=True, tag=True):
-    """To the platform, for injected faults: agent and processes of the node die at once."""
+    """Order the platform to kill agent and processes of a node at once, for injected faults."""
 
     node: str
 
 
 class EndJob(msgspec.Struct, frozen=True, tag=True):
-    """To agents and platform: the job is over. Agents end what they started and leave."""
+    """Tell agents and platform that the job is over. Agents end what they started and leave."""
 
     exit_code: int
     reason: str

@@ -63,7 +63,7 @@ class HandshakeWatch:
 
     @property
     def misfit(self) -> bool:
-        """Whether handshakes have failed for longer than a controller takes to come up or go."""
+        """True when handshakes have failed for longer than a controller takes to come up or go."""
         return bool(self._misfits) and self._misfits[-1] - self._misfits[0] >= MISFIT_S
 
     def look(self) -> None:
@@ -130,13 +130,13 @@ class NonblockingSocket:
 
     @property
     def pending(self) -> bool:
-        """Whether `receive()` has something to do now. Asking does not use up what has come."""
+        """True when `receive()` has something to do now. Asking does not use up what has come."""
         events = cast(int, self._socket.getsockopt(zmq.EVENTS))
         return bool(events & zmq.POLLIN or (self.wants_to_send and events & zmq.POLLOUT))
 
     @property
     def wants_to_send(self) -> bool:
-        """Whether something waits here until the socket can send."""
+        """True while something waits here until the socket can send."""
         return False
 
     def fileno(self) -> int:

@@ -134,7 +134,7 @@ class RouterSocket(NonblockingSocket):
         return super().receive(limit)
 
     def knows(self, identity: str) -> bool:
-        """Whether a client of that identity has connected."""
+        """Say whether a client of that identity has connected."""
         return identity in self._peers
 
     def send(self, identity: str, data: bytes) -> bool:
@@ -276,12 +276,12 @@ class DealerSocket(NonblockingSocket):
 
     @property
     def wants_to_send(self) -> bool:
-        """Whether the outbox waits for a connection."""
+        """True while the outbox waits for a connection."""
         return bool(self._outbox)
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection: without one nothing can be sent."""
+        """True while there is a connection: without one nothing can be sent."""
         events = self._socket.getsockopt(zmq.EVENTS)
         self._check_soon()  # to ask uses up the edge of what has just come
         return bool(isinstance(events, int) and events & zmq.POLLOUT)

@@ -66,14 +66,14 @@ class Activity(StrEnum):
 
 
 class StandbyDepth(StrEnum):
-    """How far a process gets that is kept for the next fault."""
+    """The point up to which a process runs that is kept for the next fault."""
 
     IMPORTED = "imported"  # it has imported its modules, and can take any rank of its node
     BUILT = "built"  # it has run the script up to the train function, as one rank
 
 
 class RestoreSource(StrEnum):
-    """Where lost state comes from."""
+    """The origin of state that takes the place of what was lost."""
 
     NOTHING = "nothing"  # a fresh start: there is no state yet
     REPLICA = "replica"
@@ -109,7 +109,7 @@ class CheckpointTrace(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """Where one rank stands at barrier one.
+    """The position of one rank at barrier one.
 
     `committed` counts the updates that the rank has fully applied, so the next step's 0-based index is `committed`.
     `ready`: all collectives of that next step are done and its gradients are final. `clean`: what it holds is at
@@ -173,7 +173,7 @@ class RepairPart(msgspec.Struct, frozen=True):
 
 
 class RepairPlan(msgspec.Struct, frozen=True):
-    """How the world gets to `target_step`: each rank's part, and the reasons in words."""
+    """The way of the world to `target_step`: each rank's part, and the reasons in words."""
 
     target_step: int
     restore: RestoreSource
@@ -182,14 +182,14 @@ class RepairPlan(msgspec.Struct, frozen=True):
 
 
 class StoreEndpoint(msgspec.Struct, frozen=True):
-    """Where the rendezvous store of a generation listens (a torch TCPStore outside the training processes)."""
+    """The endpoint of the rendezvous store of a generation (a torch TCPStore outside the training processes)."""
 
     host: Name
     port: Port
 
 
 class Rendezvous(StoreEndpoint, frozen=True):
-    """Where the members of a generation meet, and the secret with which they know each other there.
+    """The place where the members of a generation meet, and the secret with which they know each other there.
 
     Every process that can connect can read and write a store. So names and values are sealed with the secret, which is
     another one in every generation and reaches the members by the controller's authenticated line only.
