@@ -30,10 +30,18 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, joinable, read_token
 from .display.plain import echo, hold_standard_descriptors, log_to_stderr
 from .frame import Command, token_file_option
-from .job_options import POLICY, PROGRAM, ROLES, SCRIPT_OR_ROLES, SHAPE, asked_for, options
-from .kubernetes_options import KUBERNETES
+from .job_options import (
+    KUBERNETES,
+    POLICY,
+    PROGRAM,
+    ROLES,
+    SCRIPT_OR_ROLES,
+    SHAPE,
+    asked_for,
+    options,
+    rendezvous_options,
+)
 from .showing import join_job, run_job, run_on_ray, run_roles
-from .torchrun_flags import rendezvous_options
 
 GO_WITH_ROLES = frozenset(
     {"roles_file", "platform", "fixed_nodes", "job", "job_directory", "quiet", "environment", "environment_files"}

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from midstep.cli.job_options import REFUSED, WITHOUT_EFFECT
 from midstep.cli.run import command
-from midstep.cli.torchrun_flags import REFUSED, WITHOUT_EFFECT
 from midstep.launch import meeting as here
 from midstep.launch.job import Start, let_nodes_join, require_loopback, require_unexpired, required
 from midstep.launch.joining import EndpointClaim, prepare
