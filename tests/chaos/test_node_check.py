@@ -18,7 +18,8 @@ def test_a_machine_that_fails_its_check_gets_no_rank_and_the_others_train_withou
         job.start("--node", "a")
         job.start("--node", "b", PYTHONPATH=str(UNSOUND))
         job.start("--node", "c")
-        status = job.held_at(5)
+        job.held_at(5)
+        status = job.until(lambda status: "isolated" in {node.state for node in status.nodes}, "the end of its check")
         job.gate(5).unlink()
         assert [job.wait(number) for number in range(3)] == [0, 0, 0], job.said()
     finally:
