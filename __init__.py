@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .launch.watching import JobView, watch
     from .processor.building import building
     from .processor.callbacks import Lifecycle, Recovery
-    from .processor.resilient import init_process_group, resilient
+    from .processor.resilient import device, init_process_group, resilient
     from .processor.role import OwnRole, role
     from .processor.values import Value, replicated
     from .protocol.errors import MidstepError
@@ -29,6 +29,7 @@ _HOMES = {
     "TrainState": "adapters.ddp",
     "Value": "processor.values",
     "building": "processor.building",
+    "device": "processor.resilient",
     "init_process_group": "processor.resilient",
     "replicated": "processor.values",
     "resilient": "processor.resilient",
@@ -46,6 +47,7 @@ __all__ = [
     "Value",
     "__version__",
     "building",
+    "device",
     "init_process_group",
     "replicated",
     "resilient",

@@ -40,7 +40,9 @@ TORCH_IMPORTS = (
     "torch.profiler",
     "encodings.idna",
     "midstep.devices.cpu",
+    "midstep.devices.cuda",
     "midstep.communicators.gloo.communicator",
+    "midstep.communicators.nccl",
     "midstep.processor.resilient",
     "midstep.adapters.ddp.state",
 )

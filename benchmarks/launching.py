@@ -10,10 +10,13 @@ from pathlib import Path
 
 import psutil
 
+from midstep.devices.kinds import CPU, device_kind
+
 LISTEN_S = 0.5
 END_S = 15.0
 TAIL_LINES = 15
 NODES = 2
+DEVICE = "MIDSTEP_BENCH_DEVICE"  # what a script trains on, if not the CPU
 
 
 class JobFailed(Exception):
@@ -40,22 +43,32 @@ def midstep(
     policy: Path | None = None,
     spares: int = 0,
     environment: dict[str, str] | None = None,
+    device: str = CPU,
 ) -> None:
     """Run a script on two nodes of this machine under `midstep run`, and some to spare. Raises JobFailed."""
     nodes = NODES if ranks % NODES == 0 else 1
     flags = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes), "--job-dir", str(job_directory)]
     flags += [] if policy is None else ["--policy", str(policy)]
     flags += ["--spares", str(spares)] if spares else []
+    flags += ["--device", device] if device != CPU else []
     command = [sys.executable, "-m", "midstep.cli.main", "run", *flags, _beside(script), *arguments]
-    _run(command, limit_s, environment)
+    _run(command, limit_s, {**_variables(device), **(environment or {})})
 
 
-def torchrun(script: str, arguments: Sequence[str], *, ranks: int, max_restarts: int, limit_s: float) -> None:
+def torchrun(
+    script: str, arguments: Sequence[str], *, ranks: int, max_restarts: int, limit_s: float, device: str = CPU
+) -> None:
     """Run a script under torchrun. Raises JobFailed."""
     flags = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
     # Without the first variable torchrun of torch 2.13 gives restarted ranks the addresses of the dead ones.
-    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", **_variables(device)}
     _run([sys.executable, "-m", "torch.distributed.run", *flags, _beside(script), *arguments], limit_s, environment)
+
+
+def _variables(device: str) -> dict[str, str]:
+    """Return what has a script train on `device`, and ranks share the GPUs of this machine."""
+    shared = device_kind(device).shared_with
+    return {} if shared is None else {shared: "1", DEVICE: device}
 
 
 def _beside(script: str) -> str:

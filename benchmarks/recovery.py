@@ -21,6 +21,7 @@ from rich.table import Table
 from midstep.benchmarks import figures, launching, records
 from midstep.cli.report import load_status
 from midstep.cli.views.incident_data import incident_json
+from midstep.devices.kinds import CPU, CUDA
 from midstep.protocol.types import InjectionPoint
 
 SCRIPT = "recovery_job.py"
@@ -44,7 +45,9 @@ class Run:
     transport_bytes_per_s: float = 0.0  # of the communicator alone, between the same ranks of the same job
 
 
-def one_run(system: str, ranks: int, steps: int, killed_step: int, *, lose_node: bool = False) -> Run:
+def one_run(
+    system: str, ranks: int, steps: int, killed_step: int, *, lose_node: bool = False, device: str = CPU
+) -> Run:
     """Run one job with one kill. Raises JobFailed, or ValueError when it did not recover."""
     foreign = launching.foreign_cores()
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
@@ -52,7 +55,9 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int, *, lose_node:
         notes.mkdir()
         arguments = [str(notes), str(steps), str(killed_step)]
         if system == TORCHRUN:
-            launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=MAX_RESTARTS, limit_s=LIMIT_S)
+            launching.torchrun(
+                SCRIPT, arguments, ranks=ranks, max_restarts=MAX_RESTARTS, limit_s=LIMIT_S, device=device
+            )
             recovery = records.recovery(notes, ranks, killed_step)
             return Run(recovery, foreign, recovery.newcomer, {})
         launching.midstep(
@@ -64,6 +69,7 @@ def one_run(system: str, ranks: int, steps: int, killed_step: int, *, lose_node:
             policy=POLICIES[system],
             spares=int(lose_node),
             environment={records.LOSE_NODE: "1"} if lose_node else None,
+            device=device,
         )
         recovery = records.recovery(notes, ranks, killed_step)
         incident = incident_json(load_status(job_directory).incidents[0])
@@ -187,15 +193,24 @@ def ranks_of(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
 @click.option(
     "--lose-node", is_flag=True, help="Not rank 1, but its node is lost, and there is a spare one. No torchrun."
 )
+@click.option("--device", type=click.Choice([CPU, CUDA]), default=CPU, show_default=True, help="What ranks compute on.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
 def main(
-    sizes: tuple[int, ...], repeat: int, steps: int, only: str | None, file: Path | None, *, lose_node: bool
+    sizes: tuple[int, ...],
+    repeat: int,
+    steps: int,
+    only: str | None,
+    device: str,
+    file: Path | None,
+    *,
+    lose_node: bool,
 ) -> None:
     """Measure how long a killed rank holds up training: midstep beside torchrun, in the same run.
 
-    The job: a GPT of 10.5 million parameters, fp32, Adam, DDP over gloo, one sequence of 64 per rank. Rank 1 is killed
-    once, between forward and backward of the step three quarters through. Under torchrun a checkpoint is written every
-    10 steps. Recovery: from the kill until all ranks have completed one and the same step again.
+    The job: a GPT of 10.5 million parameters, fp32, Adam, DDP over gloo (NCCL on GPUs, which ranks share), one sequence
+    of 64 per rank. Rank 1 is killed once, between forward and backward of the step three quarters through. Under
+    torchrun a checkpoint is written every 10 steps. Recovery: from the kill until all ranks have completed one and the
+    same step again.
     """
     launching.end_jobs_on_sigterm()
     killed_step = steps * 3 // 4
@@ -203,7 +218,7 @@ def main(
         (only,) if only else SYSTEMS[:2] if lose_node else SYSTEMS,
         sizes,
         repeat,
-        lambda system, ranks: one_run(system, ranks, steps, killed_step, lose_node=lose_node),
+        lambda system, ranks: one_run(system, ranks, steps, killed_step, lose_node=lose_node, device=device),
     )
     result["machine"] = figures.machine()
     result["excess_ratio"] = {

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
+from midstep.benchmarks.launching import DEVICE
 from midstep.benchmarks.records import KILL_FILE, LOSE_NODE, Recorder
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 from midstep.processor.runtime import Runtime
@@ -31,10 +32,16 @@ TRANSPORTS = 5
 RANK = int(os.environ["RANK"])
 
 
+def own_device() -> torch.device:
+    """Return the device of this rank."""
+    return midstep.device() if DEVICE in os.environ else torch.device("cpu")
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Return this rank's one sequence of a step; it depends on nothing but step and rank."""
     generator = torch.Generator().manual_seed(1000 * step + RANK)
     window = torch.randint(VOCABULARY, (1, TEN_MILLION.context + 1), generator=generator)
+    window = window.to(own_device())
     return window[:, :-1], window[:, 1:]
 
 
@@ -43,7 +50,7 @@ def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     torch.manual_seed(1)
     with contextlib.nullcontext() if os.environ.get(WHOLE) else midstep.building():
         network = GPT(TEN_MILLION)
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network.to(own_device()))
     return model, torch.optim.Adam(model.parameters(), lr=3e-4)
 
 
@@ -105,13 +112,16 @@ def measure_transport(recorder: Recorder) -> None:
 
 def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> None:
     """Train under torchrun, from the checkpoint if there is one."""
-    dist.init_process_group("gloo")
+    device = own_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     recorder.mark("group")
     model, optimizer = build()
     recorder.mark("model and optimizer")
     checkpoint, first = directory / "checkpoint.pt", 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint)
+        saved = torch.load(checkpoint, map_location=device)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
@@ -123,6 +133,8 @@ def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> 
             kill_once(directory)
         loss.backward()
         optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         recorder.step(step)
         if killed_step >= 0 and (step + 1) % CHECKPOINT_EVERY_STEPS == 0 and RANK == 0:
             draft = checkpoint.with_suffix(".new")

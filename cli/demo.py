@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..controller.journal.reading import read_status
-from ..devices.kinds import CPU, CUDA, FAKE
+from ..devices.kinds import CPU, CUDA, FAKE, GLOO
 from ..launch.job import Start, create_job
 from ..protocol import environment as env
+from ..protocol.errors import ConfigurationError
 from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from ..protocol.wording import count
@@ -77,12 +78,31 @@ class DemoRun(msgspec.Struct, frozen=True):
     device: str = CPU
     policy: str = "demo.yaml"
     script: str = "train_and_record.py"
+    communicator: str | None = None  # instead of the policy's
     environment: dict[str, str] = {}
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
         return self.nodes * self.ranks_per_node
+
+
+def cuda_run(steps: int) -> DemoRun:
+    """Return the demo on NVIDIA GPUs, which its ranks share: with a lost context besides. Imports torch."""
+    import torch
+
+    from ..communicators.nccl import SHARED_GPU, SHARED_GPU_FROM, nccl_version
+
+    if not torch.cuda.is_available():
+        raise ConfigurationError(f"torch {torch.__version__} finds no GPU here. See `midstep doctor`.")
+    lost = ArmedFault(0, FaultAction.TASK_QUEUE_DEAD, InjectionPoint.FORWARD, step=int(steps * 0.3), incarnation=2)
+    lost_context = Scenario("an illegal memory access in rank 0", lost, Rung.RECOVER_IN_PLACE)
+    return DemoRun(
+        by_step(scenarios(steps), (lost_context,)),
+        device=CUDA,
+        communicator=None if nccl_version()[:2] >= SHARED_GPU_FROM else GLOO,
+        environment={SHARED_GPU: "1"},
+    )
 
 
 def device_scenarios(steps: int) -> tuple[Scenario, ...]:
@@ -145,7 +165,8 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
     type=click.Choice([CPU, CUDA, FAKE]),
     default=CPU,
     show_default=True,
-    help="fake: on a CPU that behaves like an NPU, with three faults of the device besides.",
+    help="fake: on a CPU that behaves like an NPU, with three faults of the device besides. cuda: on NVIDIA GPUs, "
+    "which the ranks share, with an illegal memory access besides.",
 )
 @click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
 @click.option("--mindspore", is_flag=True, help="Train with MindSpore, data parallel, which needs no torch.")
@@ -175,13 +196,9 @@ def command(
     if mindspore and (megatron or device != CPU):
         raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
     console = Terminal(width=WIDTH)
-    run = DemoRun(by_step(scenarios(steps), device_scenarios(steps) if device == FAKE else ()), device=device)
-    if megatron:
-        script = "megatron/train_and_record.py"
-        run = DemoRun(megatron_scenarios(steps), spares=0, device=device, policy="demo-megatron.yaml", script=script)
-    if mindspore:
-        script = "mindspore/train_and_record.py"
-        run = DemoRun(scenarios(steps), policy="demo-mindspore.yaml", script=script)
+    run = _chosen(steps, device, megatron=megatron, mindspore=mindspore)
+    if run.communicator is not None:
+        console.print(f"this NCCL lets no ranks share a GPU: tensors travel by way of the hosts ({run.communicator})")
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         problems = perform(run, keep.absolute(), steps, json_file, console)
@@ -189,6 +206,23 @@ def command(
         with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
             problems = perform(run, Path(directory), steps, json_file, console)
     sys.exit(1 if say_problems(problems, console) else 0)
+
+
+def _chosen(steps: int, device: str, *, megatron: bool, mindspore: bool) -> DemoRun:
+    """Return the run that the options ask for. Raises ConfigurationError where there is no GPU for it."""
+    if megatron:
+        script = "megatron/train_and_record.py"
+        run = DemoRun(megatron_scenarios(steps), spares=0, device=device, policy="demo-megatron.yaml", script=script)
+        if device != CUDA:
+            return run
+        shared = cuda_run(steps)
+        return msgspec.structs.replace(run, communicator=shared.communicator, environment=shared.environment)
+    if mindspore:
+        script = "mindspore/train_and_record.py"
+        return DemoRun(scenarios(steps), policy="demo-mindspore.yaml", script=script)
+    if device == CUDA:
+        return cuda_run(steps)
+    return DemoRun(by_step(scenarios(steps), device_scenarios(steps) if device == FAKE else ()), device=device)
 
 
 def say_problems(problems: list[str], console: Terminal) -> bool:
@@ -235,6 +269,7 @@ def _train(run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[A
         ranks_per_node=run.ranks_per_node,
         spare_nodes=run.spares,
         policy_file=PACKAGE / "configs" / run.policy,
+        communicator=run.communicator,
         device=run.device,
         job_directory=directory / name / "job",
         environment={**run.environment, env.FAULTS: msgspec.json.encode(faults).decode()},

@@ -51,8 +51,12 @@ class DeviceGroup(ReplaceableGroup):
         """Whether the library's group is made and the scope is open."""
         return self.backend is not None and self._scope.reason is None
 
-    def connect(self, process_group: Any, backend: Any, scope: GenerationScope) -> None:
-        """Let `process_group` do the collectives, in this scope."""
+    def connect(self, process_group: Any, backend: Any, scope: GenerationScope, store: Any = None) -> None:
+        """Let `process_group` do the collectives, in this scope.
+
+        `store` is what both were given: a Python object must be kept for as long as C++ may call it.
+        """
+        self._store = store
         self._delegate, self.backend, self._scope, self._batching = process_group, backend, scope, False
 
     def reconnect(self, scope: GenerationScope) -> None:

@@ -11,6 +11,7 @@ left in their tensors is worth nothing. That a scope has ended is therefore aske
 link-up waits for them.
 """
 
+import ctypes
 import logging
 import os
 import threading
@@ -37,6 +38,7 @@ _KEYS = "nccl/groups"
 # From this release on ranks may share a GPU, where this variable is set.
 SHARED_GPU_FROM = (2, 30)
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
+_LIBRARY = "libnccl.so.2"
 _POLL_S = 0.02
 _CLOSE_S = 0.8
 
@@ -134,7 +136,7 @@ class NcclCommunicator(DeviceCommunicator):
         store = self._generation_store.with_prefix(f"{_KEYS}/{name}")
         process_group, backend = self._library.make(store, group, name)
         with self._lock:
-            group.connect(process_group, backend, scope)
+            group.connect(process_group, backend, scope, store)
             over = scope.reason is not None
         if over:  # an abort has come just before, and has not seen it
             self._cut()
@@ -171,8 +173,7 @@ class TorchNccl:
         """Keep to the device that this thread has chosen. Raises ConfigurationError if NCCL cannot share it."""
         self._index = torch.cuda.current_device()
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call,unused-ignore]
-        problem = sharing_problem(ranks, torch.cuda.device_count(), version, os.environ.get(SHARED_GPU))
+        problem = sharing_problem(ranks, torch.cuda.device_count(), nccl_version(), os.environ.get(SHARED_GPU))
         if problem is not None:
             raise ConfigurationError(problem)
 
@@ -209,6 +210,17 @@ class TorchNccl:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self._index)
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of the NCCL that is loaded; torch's own answer is of the one that it was built with."""
+    try:
+        number = ctypes.c_int()
+        ctypes.CDLL(_LIBRARY).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # linked into torch
+        built: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call,unused-ignore]
+        return built
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def sharing_problem(ranks: int, gpus: int, version: tuple[int, ...], shared: str | None) -> str | None:

@@ -32,6 +32,11 @@ class Device(Protocol):
         ...
 
     @property
+    def torch_device(self) -> "torch.device":
+        """The device as torch names it, for tensors of this process. After `prepare`."""
+        ...
+
+    @property
     def stopped(self) -> bool:
         """Whether `stop` was called since the last `clean`, so that the device executes nothing."""
         ...

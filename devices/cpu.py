@@ -18,6 +18,13 @@ class CpuDevice:
     name = "cpu"
     stopped = False
 
+    @property
+    def torch_device(self) -> "torch.device":
+        """The CPU."""
+        import torch
+
+        return torch.device("cpu")
+
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Do nothing: there is nothing to take and nothing to check."""
 

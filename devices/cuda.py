@@ -21,9 +21,6 @@ from .base import Damage
 _log = logging.getLogger("midstep")
 
 DRAIN_S = 5.0  # how long kernels of a script may take to end, once its collectives are aborted
-SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
-# With these set, some queue of the device is captured or kept outside of what an abort reaches.
-_REFUSED = {"TORCH_NCCL_BLOCKING_WAIT": "1", "CUDA_LAUNCH_BLOCKING": "1"}
 _ILLEGAL_WRITE = 'extern "C" __global__ void write_nowhere(float* at) { at[1LL << 42] = 1.0f; }'
 
 
@@ -35,6 +32,11 @@ class CudaDevice:
     def __init__(self) -> None:
         self.stopped = False
         self._index = 0
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The GPU of this process."""
+        return torch.device("cuda", self._index)
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Take the GPU whose number is `local_rank`, or share one where there are fewer GPUs than ranks."""
@@ -150,12 +152,11 @@ def _in_time(wait: Callable[[], None], limit_s: float) -> bool:
 
 
 def _write_to_nowhere() -> None:
-    compiled = torch.cuda._compile_kernel(_ILLEGAL_WRITE, "write_nowhere")
-    compiled((1, 1, 1), (1, 1, 1), (torch.ones(1, device="cuda"),))
-
-
-def _fail_an_assertion() -> None:
-    torch.ones(1, device="cuda")[torch.full((1,), 1 << 20, device="cuda")]
+    compile_kernel = getattr(torch.cuda, "_compile_kernel", None)  # from torch 2.9 on
+    if compile_kernel is None:
+        torch.ones(1, device="cuda")[torch.full((1,), 1 << 20, device="cuda")]  # a failed assertion is as fatal
+        return
+    compile_kernel(_ILLEGAL_WRITE, "write_nowhere")((1, 1, 1), (1, 1, 1), (torch.ones(1, device="cuda"),))
 
 
 def _take_all_memory() -> None:
@@ -163,7 +164,7 @@ def _take_all_memory() -> None:
 
 
 _FAULT_ACTIONS: dict[FaultAction, Callable[[], None]] = {
-    FaultAction.TASK_QUEUE_DEAD: _fail_an_assertion,
+    FaultAction.TASK_QUEUE_DEAD: _write_to_nowhere,
     FaultAction.OUT_OF_MEMORY: _take_all_memory,
 }
 

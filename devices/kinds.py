@@ -51,9 +51,10 @@ class DeviceKind:
         environment: Variables that a rank needs, where the user has not set them.
         local: Whether ranks take the devices of their machine by their local rank, so that two nodes on one machine
             would take the same ones.
+        shared_with: A variable which, set to 1, lets ranks share a device, so that this does no harm.
         memory_of_its_own: Whether a process that is built ahead takes memory of the device as well.
         ray_resource: The resource of Ray that each rank asks for.
-        configuration: The policy file of `configs/` that is written for it.
+        configuration: The policy file of `configs/` that a job gets which names none; None: the default policy.
     """
 
     name: str
@@ -62,20 +63,27 @@ class DeviceKind:
     torch_names: tuple[str, ...] = (CPU,)
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     local: bool = False
+    shared_with: str | None = None
     memory_of_its_own: bool = True
     ray_resource: str | None = None
-    configuration: str = "default.yaml"
+    configuration: str | None = None
 
 
 _HOST = "midstep.communicators"
 _ASCEND_NAMES = frozenset({"hccl", "nccl"})  # torch-npu's own porting tool reads `nccl` as `hccl`
 _WITHOUT_GROUPS = CommunicatorKind(EXTERNAL, f"{_HOST}.external:ExternalCommunicator")
+_GLOO = CommunicatorKind(
+    GLOO,
+    f"{_HOST}.gloo.communicator:GlooCommunicator",
+    script_names=frozenset({GLOO}),
+    tensors=frozenset({CPU, CUDA}),  # those of GPUs by way of the hosts
+)
 OWN = (
     DeviceKind(
         CPU,
         "midstep.devices.cpu:CpuDevice",
         (
-            CommunicatorKind(GLOO, f"{_HOST}.gloo.communicator:GlooCommunicator", script_names=frozenset({GLOO})),
+            _GLOO,
             CommunicatorKind(TCP, f"{_HOST}.tcp.communicator:TcpCommunicator", script_names=frozenset({TCP})),
         ),
         memory_of_its_own=False,
@@ -91,10 +99,12 @@ OWN = (
                 script_names=frozenset({"nccl"}),
                 tensors=frozenset({CUDA}),
             ),
+            _GLOO,
         ),
         torch_names=(CUDA,),
         environment=MappingProxyType(
             {
+                "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # else matrix products differ in bits from run to run
                 "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else the watchdog ends the process over a lost peer
                 "TORCH_NCCL_ENABLE_MONITORING": "0",  # else it ends a process whose watchdog waits in an abort
                 "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -103,6 +113,7 @@ OWN = (
             }
         ),
         local=True,
+        shared_with="NCCL_MULTI_RANK_GPU_ENABLE",
         ray_resource="GPU",
         configuration="cuda.yaml",
     ),

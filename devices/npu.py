@@ -41,6 +41,11 @@ class NpuDevice:
         self._lock = threading.Lock()
         self._memory_error = False  # by a memory error, since the last clean
 
+    @property
+    def torch_device(self) -> torch.device:
+        """The NPU of this process; the CPU where the library only plays one."""
+        return torch.device("npu", self._here()) if self.name == "npu" else torch.device("cpu")
+
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Check the environment, and take the device whose number is `local_rank`."""
         npu = self._library.npu

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -38,13 +37,6 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
     }
 
 
-def here() -> torch.device:
-    """Return the NPU of this process, if torch-npu has been imported (for the device npu), else the CPU."""
-    npu = getattr(torch, "npu", None)
-    known = npu is not None and npu.is_available()
-    return torch.device("npu", int(os.environ.get("LOCAL_RANK", "0"))) if known else torch.device("cpu")
-
-
 def random_numbers(device: torch.device) -> Tensors:
     """Return the states of torch's generator and of the device's own."""
     states = {"torch": torch.get_rng_state()}
@@ -56,7 +48,7 @@ def random_numbers(device: torch.device) -> Tensors:
 def main(directory: Path, steps: int) -> None:
     """Train for `steps` steps and write the record of this rank into `directory`."""
     midstep.init_process_group()
-    device, shape = here(), Shape()
+    device, shape = midstep.device(), Shape()
     torch.use_deterministic_algorithms(device.type != "cpu")  # what is compared bit for bit has to repeat itself
     rank, text = dist.get_rank(), standard_library_text()
     torch.manual_seed(1)

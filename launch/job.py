@@ -7,6 +7,7 @@ import re
 import secrets
 import stat
 import time
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from ..controller.journal.volume_place import folder_in, holds_journal
 from ..devices.kinds import EXTERNAL, device_kind
 from ..platforms.local import MOST_NODES_HERE
 from ..policies.budgets import beyond
-from ..policies.files import load_policy, render
+from ..policies.files import load_policy, parse_policy, render
 from ..policies.rules import broken_rules
 from ..policies.schema import Policy, default_policy, job_settings
 from ..policies.yaml_text import refuse
@@ -77,6 +78,7 @@ class Start(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     working_directory: Path | None = None  # None: this process's
     device: str | None = None  # instead of the policy's, with the communicator that goes with it
+    communicator: str | None = None  # instead of that one
     listen: str | None = None  # where the controller of a job on several machines listens
     token: FullToken | None = None  # of such a job
     node_check: bool = False  # or as the policy has it
@@ -119,7 +121,7 @@ def create_job(start: Start) -> PreparedJob:
     name = checked_name(start.job) if start.job is not None else new_name()
     require_script(start)
     policy = policy_of(start)
-    if start.token is None and device_kind(policy.device).local and start.nodes + start.spare_nodes > 1:
+    if start.token is None and start.nodes + start.spare_nodes > 1 and _would_collide(start, policy):
         raise ConfigurationError(
             f"--nnodes {start.nodes} --spares {start.spare_nodes} with the device {policy.device}: all nodes of the "
             "local platform are on this machine, and their ranks would take the same devices. Use --nnodes 1, without "
@@ -174,7 +176,7 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
     if given is None:
         given = load_policy(start.policy_file) if start.policy_file else default_policy()
     policy = _with_few_nodes(given, start)
-    policy = _on_device(policy, start.device)
+    policy = _on_device(policy, start)
     policy = with_mindio(policy, _folder_of(start)) if start.mindio else policy
     if start.node_check:
         node_check = msgspec.structs.replace(policy.node_check, enabled=True)
@@ -286,14 +288,32 @@ def _with_few_nodes(policy: Policy, start: Start) -> Policy:
     return policy
 
 
-def _on_device(policy: Policy, device: str | None) -> Policy:
-    if device is None:
-        return policy
-    fitting = [each.name for each in device_kind(device).communicators]
-    if policy.communicator.name in fitting:
-        return msgspec.structs.replace(policy, device=device)
-    communicator = msgspec.structs.replace(policy.communicator, name=fitting[0])
-    return msgspec.structs.replace(policy, device=device, communicator=communicator)
+def _on_device(policy: Policy, start: Start) -> Policy:
+    """Return the policy for the device that was asked for, whose links take their own time to come up.
+
+    The communicator is that of the policy which is written for the device; so are the deadlines, if they are not set.
+    """
+    if start.device is not None and start.device != policy.device:
+        kind = device_kind(start.device)
+        communicator = msgspec.structs.replace(policy.communicator, name=kind.communicators[0].name)
+        deadlines = policy.deadlines
+        if kind.configuration is not None:
+            text = resources.files("midstep.configs").joinpath(kind.configuration).read_text()
+            own = parse_policy(text, kind.configuration)
+            communicator = own.communicator
+            deadlines = own.deadlines if deadlines == default_policy().deadlines else deadlines
+        policy = msgspec.structs.replace(policy, device=kind.name, communicator=communicator, deadlines=deadlines)
+    if start.communicator is not None:
+        communicator = msgspec.structs.replace(policy.communicator, name=start.communicator)
+        policy = msgspec.structs.replace(policy, communicator=communicator)
+    return policy
+
+
+def _would_collide(start: Start, policy: Policy) -> bool:
+    """Return whether nodes of one machine would take the same devices, and may not."""
+    kind = device_kind(policy.device)
+    is_shared = kind.shared_with is not None and {**os.environ, **start.environment}.get(kind.shared_with) == "1"
+    return kind.local and not is_shared
 
 
 def make_job_directory(directory: Path, policy: Policy) -> None:

@@ -96,6 +96,28 @@ def init_process_group(  # noqa: PLR0917 - torch's own signature
     dist.init_process_group(**options)
 
 
+def device() -> "torch.device":
+    """Return the device that this rank computes on, as torch names it.
+
+    Under `midstep run` the one of the policy, after `midstep.init_process_group`. Otherwise the accelerator whose
+    number is LOCAL_RANK, where torch finds one, or the CPU.
+
+    Returns:
+        A torch.device.
+    """
+    import torch
+
+    runtime = Runtime.current()
+    if runtime is not None:
+        return runtime.device.torch_device
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    for name in ("cuda", "npu"):
+        found = getattr(torch, name, None)
+        if found is not None and found.is_available():
+            return torch.device(name, local_rank % found.device_count())
+    return torch.device("cpu")
+
+
 def resilient(
     state: "Framework", *, lifecycle: Lifecycle | None = None
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:

@@ -33,6 +33,11 @@ class HandledDevice:
         self.name = own.name
         self.damage = Damage.NONE
 
+    @property
+    def torch_device(self) -> "torch.device":
+        """The device of the policy."""
+        return self._own.torch_device
+
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Do nothing: the script has taken its device."""
 

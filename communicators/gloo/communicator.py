@@ -39,7 +39,7 @@ class GlooCommunicator(ScopedCommunicator):
     def __init__(self) -> None:
         """Register the backend with torch."""
         super().__init__()
-        _REGISTRATION.register(["cpu"])
+        _REGISTRATION.register(["cpu", "cuda"])
         self._groups: list[GlooGroup] = []  # in the order of their creation
         self._group_counts: Counter[tuple[int, ...]] = Counter()  # by members, in this generation
         self._links: GlooLinks | None = None

@@ -109,10 +109,16 @@ def connect_backend(
     gloo = dist.ProcessGroupGloo(store, group_rank, size, options)
     gloo._set_default_timeout(timedelta(seconds=collective_s))
     process_group = dist.ProcessGroup(store, group_rank, size)
-    process_group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    for device in tensor_devices():
+        process_group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
     process_group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     set_group_name(process_group, name)
     return GlooBackend(process_group, gloo, store)
+
+
+def tensor_devices() -> tuple[str, ...]:
+    """Return the devices whose tensors gloo takes here: those of a GPU by way of the host, if this process has one."""
+    return ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def check_groups(groups: Sequence[GlooGroup], deadline: float) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+import midstep
 from midstep.adapters.megatron import skip_initial_values
 from midstep.examples.gpt import VOCABULARY, standard_library_text
 
@@ -39,13 +40,16 @@ class Training(NamedTuple):
 def start(*, tensor: int = 1, instances: int = 1) -> None:
     """Initialise torch.distributed and Megatron, as Megatron scripts do."""
     warnings.filterwarnings("ignore")  # of what is not installed: Transformer Engine, Apex
-    if not torch.cuda.is_available():
+    device = midstep.device()
+    if device.type == "cpu":
         use_cpu()
+    else:
+        torch.cuda.set_device(device)
     from megatron.core import parallel_state
     from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor, num_distributed_optimizer_instances=instances
     )
@@ -93,7 +97,7 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, siz
         num_distributed_optimizer_instances=instances,
         grad_reduce_in_fp32=True,
     )
-    model = DistributedDataParallel(config, ddp_config, Float16Module(config, gpt))
+    model = DistributedDataParallel(config, ddp_config, Float16Module(config, gpt.to(midstep.device())))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -140,10 +144,10 @@ def batches(consumed_samples: int, context: int = TINY.context) -> Iterator[Any]
 
 def forward_step(data_iterator: Iterator[Any], model: Any) -> Any:
     """Compute one micro-batch; returns the output and what makes a loss of it."""
-    tokens, labels = next(data_iterator)
+    tokens, labels = (part.to(midstep.device()) for part in next(data_iterator))
     context = tokens.shape[1]
-    positions = torch.arange(context).unsqueeze(0).expand_as(tokens)
-    mask = torch.tril(torch.ones(1, 1, context, context)) < 0.5
+    positions = torch.arange(context, device=tokens.device).unsqueeze(0).expand_as(tokens)
+    mask = torch.tril(torch.ones(1, 1, context, context, device=tokens.device)) < 0.5
 
     def loss(output: torch.Tensor) -> Any:
         mean = output.float().mean()

@@ -6,9 +6,9 @@ for the queue. An abort empties the queue: whoever waits returns, and the tensor
 
 import queue
 import threading
-from collections.abc import Callable
+import weakref
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import distributed as dist
@@ -42,9 +42,8 @@ class PlayedGroup:
 
     def __init__(self, store: Any, group: DeviceGroup) -> None:
         """Connect nothing: that is for the first collective to do."""
-        self._make: Callable[[], Any] = lambda: dist.ProcessGroupGloo(
-            store, group.group_rank, len(group.members), timedelta(seconds=GLOO_S)
-        )
+        self._store = weakref.ref(store)  # as C++: the Python part of a store is for others to keep alive
+        self._place = group.group_rank, len(group.members)
         self._queue: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._left = 0
         self._changed = threading.Condition()
@@ -58,6 +57,8 @@ class PlayedGroup:
 
     def _start(self, op: str, args: Any) -> QueuedWork:
         with self._changed:
+            if self._store() is None:
+                raise RuntimeError("fn INTERNAL ASSERT FAILED: Not implemented.")
             if self.aborted:
                 raise dist.DistBackendError("NCCL communicator was aborted on rank 0. ")
             self._left += 1
@@ -69,7 +70,9 @@ class PlayedGroup:
         while (item := self._queue.get()) is not None:
             op, args = item
             try:
-                group = group or self._make()
+                group = group or dist.ProcessGroupGloo(
+                    cast(Any, self._store()), *self._place, timedelta(seconds=GLOO_S)
+                )
                 getattr(group, op)(*args).wait()
             except Exception:  # a peer is gone: as NCCL does, wait until somebody aborts
                 return

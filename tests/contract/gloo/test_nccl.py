@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -150,17 +151,18 @@ def recover_often(rank: Rank) -> None:
         setup.communicator.abort("again")
         assert setup.reconnect(generation) == "up"
         setup.check()
-        counts.append((threading.active_count(), len(setup.library.groups)))
+        counts.append((threading.active_count(), len(setup.library.groups), len(os.listdir("/proc/self/fd"))))
     rank.say(counts)
     setup.communicator.close()
 
 
-def test_thirty_recoveries_leave_no_thread_and_no_communicator_behind(ranks: Ranks) -> None:
+def test_thirty_recoveries_leave_no_thread_no_communicator_and_no_descriptor_behind(ranks: Ranks) -> None:
     ranks.start_all(WORLD, recover_often)
     for counts in ranks.hear_all():
-        threads, backends = zip(*counts, strict=True)
+        threads, backends, descriptors = zip(*counts, strict=True)
         assert max(threads[5:]) <= threads[4] + 2, counts
         assert len(set(backends)) == 1, counts
+        assert max(descriptors[5:]) <= descriptors[4] + 2, counts
 
 
 def miss_a_peer(rank: Rank) -> None:
