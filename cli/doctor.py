@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from rich.text import Text
 
-from ..devices.kinds import FAKE, NPU, device_kind
+from ..devices.kinds import CUDA, FAKE, NPU, device_kind
 from ..protocol.errors import ConfigurationError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
@@ -30,6 +30,7 @@ TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
 # What is compared bit for bit has to repeat itself; the training script asks torch for the same.
 INSTEAD = "`midstep demo --mindspore` trains with MindSpore, and `midstep demo` says what it needs"
 REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # two ranks on one GPU, where there is but one
 PYTHON = "Python"
 MIDSTEP, TORCH, TORCH_NPU, MEGATRON = "midstep", "torch", "torch-npu", "megatron-core"
 MINDSPORE, NUMPY = "mindspore", "numpy"
@@ -59,10 +60,10 @@ class CheckResult(msgspec.Struct, frozen=True):
 )
 @click.option("--look-only", is_flag=True, help="Look, and try nothing.")
 def command(*, acceptance: bool, look_only: bool) -> None:
-    """Look for NPUs, torch-npu and its settings, and recover a small training job on what is there.
+    """Look for NPUs and GPUs, their libraries and settings, and recover a small training job on what is there.
 
-    On a machine with NPUs the self-test uses them: a job of two ranks loses one, its device is stopped, cleaned and
-    restarted, HCCL's communicators are rebuilt, the state is handed over, and all numbers must be those of an
+    On a machine with NPUs, or else with GPUs, the self-test uses them: a job of two ranks loses one, its device is
+    stopped and cleaned, the communicators are rebuilt, the state is handed over, and all numbers must be those of an
     undisturbed run. On one without it says so, and does the same on the fake device, with faults of the device
     besides.
 
@@ -71,6 +72,10 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     console = Terminal(width=WIDTH)
     environment = {**device_kind(NPU).environment, **os.environ}
     findings, devices = examine(environment)
+    on_gpus, gpus = examine_gpus(os.environ)
+    kind = NPU if devices else CUDA if gpus else FAKE
+    devices = devices or gpus
+    findings += on_gpus
     for finding in findings:
         word, colour = {True: ("ok", "green"), False: ("not ok", "red"), None: ("", "")}[finding.good]
         console.print(Text.assemble((f"{word:7}", colour), f" {finding.what}: {finding.said}"), soft_wrap=True)
@@ -80,9 +85,10 @@ def command(*, acceptance: bool, look_only: bool) -> None:
         look_only = True
     if look_only or (bad and devices):
         sys.exit(1 if bad else 0)
-    kind = NPU if devices else FAKE
     if not devices:
-        console.print("no NPU can be used here: the self-test runs on the fake device, and proves the logic only")
+        console.print(
+            "no NPU or GPU can be used here: the self-test runs on the fake device, and proves the logic only"
+        )
     with tempfile.TemporaryDirectory(prefix="midstep-doctor-") as directory:
         steps = ACCEPTANCE_STEPS if acceptance else SELF_TEST_STEPS
         problems = perform(plan(kind, devices, steps, acceptance=acceptance), Path(directory), steps, None, console)
@@ -92,15 +98,16 @@ def command(*, acceptance: bool, look_only: bool) -> None:
 def plan(kind: str, devices: int, steps: int, *, acceptance: bool) -> DemoRun:
     """Return the job of the self-test: one node, as its ranks take the devices by their local rank."""
     ranks = min(devices, MOST_RANKS) if devices else FAKE_RANKS
-    policy, faked = ("npu.yaml", ()) if kind == NPU else ("demo.yaml", device_scenarios(steps))
+    policy, faked = ("npu.yaml" if kind == NPU else "demo.yaml"), (device_scenarios(steps) if kind == FAKE else ())
     if acceptance:
         scenarios = by_step(_process_scenarios(steps, ranks), faked)
     else:
         ranks = TOY_RANKS
         kill, link = _kill(steps), _broken_link(steps)
-        scenarios = (kill,) if kind == NPU else (kill, link)
+        scenarios = (kill, link) if kind == FAKE else (kill,)
+    environment = SHARED if kind == CUDA else REPEATABLE
     return DemoRun(
-        scenarios, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy, environment=REPEATABLE
+        scenarios, nodes=1, ranks_per_node=ranks, spares=0, device=kind, policy=policy, environment=environment
     )
 
 
@@ -165,6 +172,31 @@ def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
     if not wrong:
         findings.append(CheckResult("environment", True, "allows a recovery (`midstep run` sets what is not set)"))
     return findings, devices if devices >= TOY_RANKS else 0
+
+
+def examine_gpus(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
+    """Return what is found of GPUs, and how many ranks can use them: two may share one, where NCCL allows it."""
+    if find_spec(TORCH) is None:
+        return [], 0
+    import torch
+
+    if torch.version.cuda is None:
+        return [CheckResult("GPU", None, f"torch {torch.__version__} is built without CUDA")], 0
+    from ..communicators.nccl import SHARED_GPU_FROM, nccl_version
+    from ..devices.cuda import problems
+
+    gpus = torch.cuda.device_count()
+    names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(gpus)}))
+    findings = [CheckResult("GPU", gpus > 0, f"{gpus} found{f': {names}' if gpus else ''}")]
+    version = nccl_version()
+    shares = version[:2] >= SHARED_GPU_FROM
+    said = (
+        "ranks may share a GPU" if shares else "each rank needs a GPU of its own (from NCCL 2.30 on they may share one)"
+    )
+    findings.append(CheckResult("NCCL", True, f"{'.'.join(map(str, version))}: {said}"))
+    wrong = problems({**device_kind(CUDA).environment, **environment})
+    findings += [CheckResult("environment", False, line) for line in wrong]
+    return findings, gpus if gpus >= TOY_RANKS else TOY_RANKS * gpus * shares
 
 
 def _releases() -> list[CheckResult]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from .generation_scope import GenerationScope
 from .kept_works import keep, release
@@ -213,3 +214,25 @@ class Batch:
     def is_completed(self) -> bool:
         """Return whether all are over."""
         return all(work.is_completed() for work in self._works)
+
+
+_own_batches = dist.batch_isend_irecv
+
+
+def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+    """As torch.distributed.batch_isend_irecv, which makes a batch for groups of torch's own class only."""
+    group = p2p_op_list[0].group or c10d._get_default_group()
+    if not isinstance(group, DeviceGroup):
+        return _own_batches(p2p_op_list)
+    with c10d._coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as batch:
+        for each in p2p_op_list:
+            each.op(each.tensor, each.peer, each.group, each.tag)
+    return list(batch.works)
+
+
+def batch_for_device_groups() -> None:
+    """Put `batch_isend_irecv` in the place of torch's, as torch-npu does with its own. Idempotent.
+
+    One by one, sends and receives would have a communicator for each pair, and could wait for each other in a circle.
+    """
+    dist.batch_isend_irecv = c10d.batch_isend_irecv = batch_isend_irecv

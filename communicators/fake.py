@@ -22,7 +22,8 @@ from ..devices import fake as calls
 from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
 from . import handshake
 from .background import Disposal
-from .fake_batch import BatchedMessage, Collected, batch_isend_irecv, start_all
+from .device_group import batch_for_device_groups
+from .fake_batch import BatchedMessage, Collected, start_all
 from .fake_link_up import ABORTED, StoreOfTask, unless_over
 from .fake_links import LINKS
 from .fake_work import FakeWork
@@ -281,7 +282,7 @@ def fake_communicator() -> HcclCommunicator:
 
     As torch-npu does when it is imported, it puts its own way of making batches in place of torch's.
     """
-    dist.batch_isend_irecv = dist.distributed_c10d.batch_isend_irecv = batch_isend_irecv
+    batch_for_device_groups()
     if not hasattr(dist.Backend, BACKEND.upper()):
         dist.Backend.register_backend(BACKEND, FakeHcclGroup, extended_api=True, devices=["cpu"])
     return HcclCommunicator(CollectiveLibrary(calls, BACKEND, "cpu"), "fake")

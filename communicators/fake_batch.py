@@ -11,18 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from .gloo.work import FuturelessWork
-
-
-def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-    """As torch.distributed.batch_isend_irecv."""
-    group = p2p_op_list[0].group or c10d._get_default_group()
-    with c10d._coalescing_manager(group, p2p_op_list[0].tensor.device, async_ops=True) as batch:
-        for each in p2p_op_list:
-            each.op(each.tensor, each.peer, each.group, each.tag)
-    return list(batch.works)
 
 
 class BatchedMessage(NamedTuple):

@@ -25,7 +25,7 @@ from torch import distributed as dist
 from ..protocol.errors import ConfigurationError
 from .background import Abandoned, BackgroundTask
 from .device_communicator import DeviceCommunicator, Named
-from .device_group import DeviceGroup
+from .device_group import DeviceGroup, batch_for_device_groups
 from .device_links import FirstUse, link_up
 from .generation_scope import GenerationScope
 from .process_group import BackendRegistration, set_group_name
@@ -201,7 +201,7 @@ class TorchNccl:
 
     def leave(self, backend: Any) -> None:
         """Shut the communicators of a ProcessGroupNCCL down, when their work is done."""
-        backend.shutdown()
+        (getattr(backend, "shutdown", None) or backend._shutdown)()  # the second before torch 2.8
 
     def use_device(self) -> None:
         """Choose the device for this thread."""
@@ -245,4 +245,5 @@ def nccl_communicator() -> NcclCommunicator:
             f"the communicator nccl needs a torch that is built with NCCL, and torch {torch.__version__} is not. "
             "Install a CUDA build of torch, or use `midstep run --device cpu`."
         )
+    batch_for_device_groups()
     return NcclCommunicator(TorchNccl())

@@ -160,7 +160,7 @@ def device_names() -> tuple[str, ...]:
 
 def communicator_names() -> tuple[str, ...]:
     """Return the names of all collective layers that there are, sorted."""
-    return tuple(sorted(each.name for each in _communicators()))
+    return tuple(sorted({each.name for each in _communicators()}))
 
 
 def device_kind(name: str) -> DeviceKind:

@@ -3,12 +3,14 @@
 Rank 0 survives it all, and notes what it holds after each recovery.
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -29,6 +31,15 @@ def kill_once(directory: Path, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def open_files() -> dict[str, int]:
+    """Return how many files of each kind this process has open."""
+    kinds: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed by now
+            kinds[os.readlink(f"/proc/self/fd/{name}").partition(":")[0].rstrip("0123456789-")] += 1
+    return dict(kinds)
+
+
 def note(directory: Path, step: int) -> None:
     """Write down what this process holds, when the step after a kill is done."""
     mark = directory / f"killed.{step}"
@@ -43,6 +54,7 @@ def note(directory: Path, step: int) -> None:
                     "outside_bytes": total - free - allocated,
                     "threads": threading.active_count(),
                     "descriptors": len(os.listdir("/proc/self/fd")),
+                    "open": open_files(),
                     "recovered_s": time.monotonic() - float(mark.read_text()) if mark.exists() else 0.0,
                 }
             )

@@ -27,7 +27,7 @@ from midstep.cli.display.terminal import Terminal
 from midstep.cli.report import load_status
 from midstep.communicators.nccl import SHARED_GPU, nccl_version
 from midstep.devices.kinds import CUDA
-from midstep.protocol.injection import ArmedFault, FaultAction, InjectionPoint
+from midstep.protocol.faults import ArmedFault, FaultAction, InjectionPoint
 from midstep.protocol.types import Rung
 
 HERE = Path(__file__).parent
@@ -35,7 +35,8 @@ STEPS = 60
 FAULT_STEPS = 90
 MEGATRON_STEPS = 30
 RECOVERIES = 30
-TURNS = 3
+TURNS = int(os.environ.get("MIDSTEP_CUDA_TURNS", "3"))
+RECOVERY = os.environ.get("MIDSTEP_CUDA_RECOVERY", "--ranks 2,4 --repeat 3").split()
 LIMIT_S = 240.0
 MEMORY_SLACK_BYTES = 64 << 20  # of the survivor, from the third recovery to the last
 
@@ -121,6 +122,8 @@ def endurance(folder: Path) -> Result:
     done = _run_job(job, HERE / "endurance_job.py", [str(folder), str(RECOVERIES)], policy=HERE / "endurance.yaml")
     notes = [json.loads(line) for line in (folder / "survivor.jsonl").read_text().splitlines()]
     incidents = load_status(job).incidents
+    opened = {name: count - notes[2]["open"].get(name, 0) for name, count in notes[-1]["open"].items()}
+    print("more files open at the end:", {name: count for name, count in opened.items() if count > 0})
     used = [note["allocated_bytes"] + note["outside_bytes"] for note in notes]
     spread = ", ".join(f"{notes[2][name]} to {notes[-1][name]} {name}" for name in ("threads", "descriptors"))
     flat = max(used[3:]) - used[2] <= MEMORY_SLACK_BYTES and notes[-1]["threads"] <= notes[2]["threads"] + 2
@@ -159,8 +162,8 @@ def step_time(folder: Path) -> Result:
 
 def recovery(folder: Path) -> Result:
     """A kill beside torchrun on the same card: `benchmarks/recovery.py --device cuda`."""
-    command = [sys.executable, "-m", "midstep.benchmarks.recovery", "--device", CUDA, "--ranks", "2,4"]
-    command += ["--repeat", "3", "--steps", "20", "--json", str(folder / "recovery.json")]
+    command = [sys.executable, "-m", "midstep.benchmarks.recovery", "--device", CUDA]
+    command += [*RECOVERY, "--steps", "20", "--json", str(folder / "recovery.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     print(done.stdout, done.stderr[-3000:])
     if done.returncode != 0:

@@ -24,7 +24,7 @@ def job(communicator: str = "gloo", device: str = "cpu") -> GroupOfJob:
     return GroupOfJob(3, 4, local_rank=1, communicator=communicator, device=device, master=MASTER, stall_grace_s=1.0)
 
 
-CPU, NPU, FAKE = job(), job("hccl", "npu"), job("fake", "fake")
+CPU, NPU, FAKE, CUDA = job(), job("hccl", "npu"), job("fake", "fake"), job("nccl", "cuda")
 
 
 def told(value: object) -> str:
@@ -65,6 +65,9 @@ def test_the_arguments_are_those_of_torch() -> None:
         (NPU, {"device_id": 1}),
         (NPU, {"device_id": "npu:1"}),
         (FAKE, {"backend": "gloo"}),
+        (CUDA, {"backend": "nccl"}),
+        (CUDA, {"backend": "cuda:nccl", "device_id": torch.device("cuda", 1)}),
+        (CUDA, {"device_id": 1}),
         (FAKE, {"backend": "cpu:gloo,npu:hccl", "device_id": torch.device("cpu")}),
     ],
     ids=told,
@@ -79,7 +82,7 @@ def test_what_says_the_same_as_the_job_is_accepted(where: GroupOfJob, given: dic
         (CPU, {"backend": "nccl"}, r"backend: found 'nccl', expected 'gloo', .* communicator is gloo .*--device"),
         (NPU, {"backend": "gloo"}, r"backend: found 'gloo', expected 'hccl' or 'nccl'"),
         (NPU, {"backend": "cpu:gloo,npu:hccl"}, r"backend: found 'cpu:gloo,npu:hccl', expected 'hccl' or 'nccl'"),
-        (CPU, {"backend": "cuda:gloo"}, r"backend: found 'cuda:gloo', expected none for cuda tensors"),
+        (CPU, {"backend": "npu:gloo"}, r"backend: found 'npu:gloo', expected none for npu tensors"),
         (CPU, {"init_method": "tcp://10.0.0.2:1"}, r"init_method: found 'tcp://10.0.0.2:1', expected 'env://'"),
         (CPU, {"init_method": "file:///tmp/store"}, r"init_method: found 'file:///tmp/store', expected 'env://'"),
         (CPU, {"init_method": "tcp://host:port"}, r"init_method: found 'tcp://host:port', which is not a URL"),
@@ -92,6 +95,8 @@ def test_what_says_the_same_as_the_job_is_accepted(where: GroupOfJob, given: dic
         (CPU, {"pg_options": object()}, r"pg_options: found a object, expected none.* Leave pg_options out"),
         (CPU, {"device_id": torch.device("cuda:1")}, r"device_id: found 'cuda:1', expected 'cpu'"),
         (CPU, {"device_id": 1}, r"device_id: found '1', expected 'cpu'"),
+        (CUDA, {"backend": "cpu:gloo,cuda:nccl"}, r"backend: found 'cpu:gloo,cuda:nccl', expected 'nccl'"),
+        (CUDA, {"device_id": 0}, r"device_id: found '0', expected 'cuda:1'"),
         (NPU, {"device_id": 0}, r"device_id: found '0', expected 'npu:1', .* local rank, 1"),
     ],
     ids=told,
