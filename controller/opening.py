@@ -7,10 +7,13 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
 
+from ..protocol.errors import ConfigurationError
+from .election.election import Election
 from .election.file_election import LEASE_S, FileElection
 from .election.lease_election import LeaseElection, LeaseStore
 from .election.presence import EtcdPresence, RosterEntry, VolumePresence, controllers_of_host, server_clock
@@ -23,6 +26,9 @@ from .journal.sqlite_store import open_copy, open_sqlite
 from .journal.volume_store import open_on_volume
 from .keepalive import KeepAlive
 from .switchover import ControllerEntry, Switchover
+
+ELECTION_VARIABLE = "MIDSTEP_ELECTION"
+ELECTIONS = "midstep.elections"  # the group of their entry points
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -93,11 +99,31 @@ def _open_in_files(
     if succession is None:
         journal = stack.enter_context(open_copy(path, head=head))
     else:
-        election = FileElection(lock_path(path), lease_s=term.lease_s, admitted=_admitted(succession, entry, term))
+        election = _election_of_one_host(path, term, entry, _admitted(succession, entry, term))
         journal = stack.enter_context(
             open_sqlite(path, wait_s=term.wait_s, head=head, beat=_beat(term, alive), election=election)
         )
     return Opened(entry, journal, Switchover(entry, lambda: controllers_of_host(run_directory), succession))
+
+
+def _election_of_one_host(journal: Path, term: Term, entry: ControllerEntry, admitted: Callable[[], bool]) -> Election:
+    """Return the election that the environment names, by its entry point, or else the one by a file."""
+    name = os.environ.get(ELECTION_VARIABLE, "")
+    if not name:
+        return FileElection(lock_path(journal), lease_s=term.lease_s, admitted=admitted)
+    known = {each.name: each for each in entry_points(group=ELECTIONS)}
+    if name not in known:
+        raise ConfigurationError(
+            f"{ELECTION_VARIABLE}={name}: no installed package brings an election of this name in the group "
+            f"{ELECTIONS}; there are: {', '.join(sorted(known)) or 'none'}."
+        )
+    try:
+        election: Election = known[name].load()(
+            journal=journal, name=entry.name, lease_s=term.lease_s or LEASE_S, admitted=admitted
+        )
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"the election {name} ({known[name].value}) cannot be used: {error}.") from error
+    return election
 
 
 def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, alive: KeepAlive) -> Opened:

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +62,19 @@ def require_name(name: str) -> None:
     """Raise ConfigurationError for what cannot be a controller's name."""
     if _NAME.fullmatch(name) is None:
         raise ConfigurationError(f"{name!r} is no name for a controller: use letters, digits, `.`, `_` and `-`.")
+
+
+def in_service(controllers: Iterable[ControllerStatus]) -> tuple[ControllerStatus, ...]:
+    """Return controllers by name, those that were deposed as out of service: a frozen one still says that it leads."""
+    known = sorted(controllers, key=lambda each: each.name)
+    leading = {ControllerPhase.LOADING, ControllerPhase.HOT}
+    term = max((each.term for each in known if each.phase in leading), default=0)
+    return tuple(
+        msgspec.structs.replace(each, phase=ControllerPhase.OUT_OF_SERVICE)
+        if each.phase in leading and each.term < term
+        else each
+        for each in known
+    )
 
 
 def _entry_of(name: str) -> ControllerStatus:
@@ -113,7 +126,7 @@ class RosterEntry:
 
 def controllers_of_host(run_directory: Path) -> tuple[ControllerStatus, ...]:
     """Return the living controllers of a job on this host, by name."""
-    return tuple(sorted(_locked_entries(run_directory / FOLDER), key=lambda each: each.name))
+    return in_service(_locked_entries(run_directory / FOLDER))
 
 
 def _locked_entries(folder: Path) -> Iterator[ControllerStatus]:
@@ -299,7 +312,7 @@ def controllers_in_etcd(place: EtcdPlace) -> tuple[ControllerStatus, ...]:
 
 
 def _entries_in(etcd: Etcd, place: EtcdPlace) -> tuple[ControllerStatus, ...]:
-    return tuple(_decode(each.value) for each in etcd.list(place.controllers))
+    return in_service(_decode(each.value) for each in etcd.list(place.controllers))
 
 
 class LeadersClock:
@@ -395,10 +408,10 @@ class VolumePresence(KeptPresence):
                 os.pwrite(descriptor, msgspec.json.encode(told).ljust(_SIZE_BYTES), 0)
             finally:
                 os.close(descriptor)
-            living = sorted(_living(self._folder), key=lambda each: each.status.name)
+            living = list(_living(self._folder))
         except OSError as error:
             raise self._unreachable(error) from error
-        self._all = tuple(each.status for each in living)
+        self._all = in_service(each.status for each in living)
         if self._clock is None:
             self._hear([each.clock_s for each in living if each.clock_s is not None])
 
@@ -419,7 +432,7 @@ class VolumePresence(KeptPresence):
 
 def controllers_on_volume(folder: Path) -> tuple[ControllerStatus, ...]:
     """Return the controllers of the job in a folder that lived a moment ago, by name."""
-    return tuple(each.status for each in sorted(_living(folder / FOLDER), key=lambda each: each.status.name))
+    return in_service(each.status for each in _living(folder / FOLDER))
 
 
 def server_clock(folder: Path) -> Callable[[], float]:
