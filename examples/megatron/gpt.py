@@ -60,17 +60,11 @@ def start(*, tensor: int = 1, instances: int = 1) -> None:
     model_parallel_cuda_manual_seed(1)
 
 
-def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, size: Size = TINY) -> Training:
-    """Build model, optimizer and learning rate scheduler."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-    from megatron.core.transformer.module import Float16Module
+def settings(tensor: int, size: Size) -> Any:
+    """Return the model's settings, without what only an accelerator can do."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    config = TransformerConfig(
+    return TransformerConfig(
         num_layers=size.layers,
         hidden_size=size.width,
         num_attention_heads=size.heads,
@@ -85,6 +79,18 @@ def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, siz
         masked_softmax_fusion=False,
         persist_layer_norm=False,
     )
+
+
+def build(*, tensor: int = 1, distributed: bool = False, instances: int = 1, size: Size = TINY) -> Training:
+    """Build model, optimizer and learning rate scheduler."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    from megatron.core.transformer.module import Float16Module
+
+    config = settings(tensor, size)
     skip_initial_values(config)  # in a process that takes another one's place
     gpt = GPTModel(
         config=config,
