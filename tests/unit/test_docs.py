@@ -38,7 +38,7 @@ ACJOB_HEAD = 11  # lines of the policy that the quick start shows
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = ("train_plain.py", "train_resilient.py")
 
-MAX_LINE = 140
+MAX_LINE = 120
 _INDENTED_FENCE = re.compile(r"^ +```.*?^ +```$", re.MULTILINE | re.DOTALL)
 _GENERATED = re.compile(r"^<!-- (.*): begin -->$.*?^<!-- \1: end -->$", re.MULTILINE | re.DOTALL)
 _WHOLE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")  # inline code and links
