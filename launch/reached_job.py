@@ -165,7 +165,11 @@ def in_journal(job_directory: Path, why: str) -> tuple[JobStatus, str]:
     if result is not None:
         note = f"the job has ended without a controller that could record it: {result.reason}"
         return msgspec.structs.replace(status, exit_code=result.exit_code, reason=result.reason), note
-    return status, f"no controller answers; this is the journal as of {_date_text(status.at_s)} ({why})"
+    age_s = max(0.0, time.time() - status.at_s)
+    return status, (
+        f"no controller answers; this is the journal as of {_date_text(status.at_s)}, {age_s:.0f} s ago, and steps "
+        f"since then are not in it ({why})"
+    )
 
 
 def what_became_of_it(job_directory: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from midstep.controller.election.file_election import FileElection
 from midstep.controller.election.presence import in_service
+from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.sqlite_file import journal_path, lock_path
 from midstep.controller.journal.sqlite_store import found_journal
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.opening import ELECTION_VARIABLE, ControllerPlace, Term, open_job
+from midstep.launch.reached_job import in_journal
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import ControllerPhase, ControllerStatus
@@ -59,6 +62,15 @@ def test_an_election_that_is_not_installed_is_refused_by_name(
     monkeypatch.setenv(ELECTION_VARIABLE, "missing")
     with contextlib.ExitStack() as stack, pytest.raises(ConfigurationError, match="MIDSTEP_ELECTION=missing"):
         open_job(stack, place, Term(), KeepAlive())
+
+
+def test_a_status_from_the_journal_says_how_old_it_is(place: ControllerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a controller restarts, ranks train on, and their steps are in no journal."""
+    founded_s = read_status(place.job_directory).at_s
+    monkeypatch.setattr(time, "time", lambda: founded_s + 45.0)
+    status, note = in_journal(place.job_directory, "it restarts")
+    assert status.exit_code is None
+    assert "45 s ago, and steps since then are not in it (it restarts)" in note
 
 
 def test_a_deposed_leader_that_is_frozen_is_listed_as_not_in_service() -> None:
