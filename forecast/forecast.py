@@ -33,7 +33,6 @@ from .fleet import Fleet
 from .outlook import JobStop, Loss, Outlook, Took
 
 HOUR_S = 3600.0
-LONGEST_RECOVERY_S = 24 * HOUR_S
 KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 
 

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 
-from ..controller.endpoints.discovery_files import read_result
 from ..controller.journal.volume_place import ENTRIES, FOLDER, folder_in, holds_journal
 from ..controller.role_group import GroupRules, RoleGroup
 from ..platforms.processes import NodeMark
@@ -394,11 +393,6 @@ def present_role_directory(directory: Path, role: str) -> Path:
 def store_file(directory: Path) -> Path:
     """Return the file that says where the store of the roles is."""
     return directory / ROLE_STORE_NAME
-
-
-def has_ended(directory: Path) -> bool:
-    """Tell whether a job of roles has ended. Raises MidstepError."""
-    return read_result(directory) is not None
 
 
 def _read(path: Path, form: type[_Form]) -> _Form:

@@ -305,8 +305,3 @@ class RolesLauncher:
 def _restarting(turn: Turn) -> str:
     restart = turn[0].restarts[-1]
     return f"all roles are restarted from their checkpoints: role {restart.role} failed"
-
-
-def result_of(opened: OpenedGroup, *, quiet: bool) -> JobResult:
-    """Run a job of roles in this process, and return how it ended."""
-    return asyncio.run(RolesLauncher(opened, quiet=quiet).run())
