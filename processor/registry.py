@@ -16,7 +16,7 @@ import torch
 from ..protocol.errors import ConfigurationError, RecoveryError
 from . import tree
 from .buffers import BufferWatch
-from .random_state import RandomState
+from .local_state import RandomState
 from .values import Value
 
 

@@ -18,21 +18,11 @@ from ..protocol.errors import CallbackFailed, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
 from ..protocol.types import Activity, FaultKind, InjectionPoint
+from . import exceptions
 from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
-from .exceptions import (
-    HISTORY_UPDATES,
-    Finding,
-    Reaction,
-    chain_of,
-    classify,
-    fault_in_recovery,
-    patterns_here,
-    reaction,
-    spread_since,
-)
 from .framework import Comparable, Informed
 from .ledger import Ledger, Surroundings
 from .local_state import LocalState
@@ -246,10 +236,10 @@ class TrainThread(Surroundings):
             self._ledger.abandon_step()
             # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
             what_now = self._exception_policy.in_training(error)
-            if what_now is Reaction.LEAVE:
+            if what_now is exceptions.Reaction.LEAVE:
                 self._runtime.flush()
                 raise
-            return Ended.FAILED if what_now is Reaction.REPORT else Ended.INTERRUPTED
+            return Ended.FAILED if what_now is exceptions.Reaction.REPORT else Ended.INTERRUPTED
         return Ended.RETURNED
 
     def _begin_phase(self, action: act.BeginPhase) -> None:
@@ -297,8 +287,10 @@ class ExceptionPolicy:
 
     def __init__(self, runtime: "Runtime") -> None:
         self._runtime = runtime
-        self._patterns = (*runtime.settings.exceptions, *patterns_here())  # the job's own first
-        self._updates: deque[tuple[int, int]] = deque(maxlen=HISTORY_UPDATES)  # step, and when by the device's clock
+        self._patterns = (*runtime.settings.exceptions, *exceptions.patterns_here())  # the job's own first
+        self._updates: deque[tuple[int, int]] = deque(
+            maxlen=exceptions.HISTORY_UPDATES
+        )  # step, and when by the device's clock
 
     def update_begins(self, step: int) -> None:
         """Remember when the update of a step begins, if the device time-stamps its errors."""
@@ -306,22 +298,24 @@ class ExceptionPolicy:
         if now_us is not None:
             self._updates.append((step, now_us))
 
-    def in_training(self, error: Exception) -> Reaction:
+    def in_training(self, error: Exception) -> exceptions.Reaction:
         """Return what to do about an exception of the train function; report it unless another fault caused it."""
         runtime = self._runtime
         retry_unknown = runtime.settings.retry_unknown_exceptions
-        finding, spread = self._with_window(classify(chain_of(error), self._patterns, retry_unknown=retry_unknown))
+        finding, spread = self._with_window(
+            exceptions.classify(exceptions.chain_of(error), self._patterns, retry_unknown=retry_unknown)
+        )
         if finding.locate:
             runtime.device.memory_error_raised()
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
-        what_now = reaction(finding, collateral=collateral)
-        if what_now is Reaction.WAIT:
+        what_now = exceptions.reaction(finding, collateral=collateral)
+        if what_now is exceptions.Reaction.WAIT:
             runtime.debug_log.note("an exception that follows from being interrupted; it is not reported", error)
             return what_now
         detail = f"{finding.text} ({finding.meaning})" if finding.known else "".join(traceback.format_exception(error))
-        if what_now is Reaction.REPORT:
+        if what_now is exceptions.Reaction.REPORT:
             runtime.debug_log.note(f"reported, and this process stays alive: {finding.text} ({finding.meaning})", error)
-        if what_now is Reaction.LEAVE or not finding.known:
+        if what_now is exceptions.Reaction.LEAVE or not finding.known:
             show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep
         runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)
@@ -329,9 +323,9 @@ class ExceptionPolicy:
 
     def in_recovery(self, error: Exception) -> None:
         """Report why rebuild, repair or rollback failed; raise `error` again if this process has to end."""
-        kind = fault_in_recovery(error)
+        kind = exceptions.fault_in_recovery(error)
         if kind is None:
-            if self.in_training(error) is Reaction.LEAVE:
+            if self.in_training(error) is exceptions.Reaction.LEAVE:
                 self._runtime.flush()
                 raise error
             return
@@ -340,7 +334,7 @@ class ExceptionPolicy:
         if not self._runtime.interrupted():
             self._runtime.report_fault(kind, str(error))
 
-    def _with_window(self, finding: Finding) -> tuple[Finding, int | None]:
+    def _with_window(self, finding: exceptions.Finding) -> tuple[exceptions.Finding, int | None]:
         """Decide whether an error that was noticed late has spread, and up to which step nothing has.
 
         What was read between the error and its discovery was wrong. If an update began after it, its gradients may have
@@ -348,7 +342,7 @@ class ExceptionPolicy:
         """
         if finding.kind is not FaultKind.MEMORY_MULTI_BIT:
             return finding, None
-        spread = spread_since(self._updates, finding.time_us)
+        spread = exceptions.spread_since(self._updates, finding.time_us)
         if spread is None:
             return finding, None
         when = "at an unknown time" if finding.time_us is None else f"before the update of step {spread} began"

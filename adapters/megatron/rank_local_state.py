@@ -13,7 +13,7 @@ from typing import Any
 
 from ...processor import tree
 from ...processor.buffers import BufferWatch
-from ...processor.random_state import RandomState
+from ...processor.local_state import RandomState
 from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
 from .parts import Parts, bucket_groups
 

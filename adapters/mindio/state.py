@@ -145,7 +145,7 @@ def _unset(order: SaveCheckpoint) -> tuple[str, str]:
 
 def _random_state() -> Any:
     try:
-        from ...processor.random_state import RandomState
+        from ...processor.local_state import RandomState
     except ImportError:  # without torch: MindSpore's generators are put back by the script
         return None
     return RandomState()

@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import ops
 
 from ...processor import tree
-from ...processor.random_state import RandomState
+from ...processor.local_state import RandomState
 from ...processor.runtime import Runtime
 from ...processor.shard import Shard
 from ...processor.values import as_value

@@ -31,36 +31,12 @@ from ...communicators.host_memory import memory_of
 from ...protocol.errors import CheckpointError, RecoveryError, StateUnreadable
 from .. import tree
 from ..framework import Framework, OpenShard
+from . import files
 from .entries import complete_steps as complete_steps
 from .entries import forget_after as forget_after
 from .entries import move_aside, note_latest
 from .entries import prune as prune
 from .entries import set_aside as set_aside
-from .files import (
-    DAMAGED,
-    FORMAT,
-    MANIFEST,
-    MOST_MANIFEST_BYTES,
-    MOST_OWN_BYTES,
-    RECORD,
-    SHARD,
-    Manifest,
-    Part,
-    create,
-    draft_of,
-    holds_own_files,
-    make_own_directory,
-    open_regular,
-    own_name,
-    read_manifest,
-    read_record,
-    read_small,
-    remove_checkpoint,
-    step_directory,
-    told,
-    warn_once,
-    write_whole,
-)
 
 ATTEMPT = "0"  # for callers that never have two attempts at one step under way
 HEADER_KEY = "midstep_header"
@@ -85,7 +61,7 @@ _DTYPES = {
 
 def shard_name(shard_id: str) -> str:
     """Return the name of the file of a shard."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", shard_id) + SHARD
+    return re.sub(r"[^A-Za-z0-9._-]", "-", shard_id) + files.SHARD
 
 
 def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard, *, attempt: str = ATTEMPT) -> int:
@@ -95,7 +71,7 @@ def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard
 
 def save_local(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
     """Write a rank's local state as a part of a checkpoint; returns its bytes. Raises CheckpointError."""
-    return _save(directory, step, attempt, own_name(rank), lambda file: file.write(blob))
+    return _save(directory, step, attempt, files.own_name(rank), lambda file: file.write(blob))
 
 
 def publish(
@@ -111,26 +87,29 @@ def publish(
     `shard_ids`: the shards that it must have; None: those that were written, at least one.
     Raises CheckpointError when a part is missing or the file system refuses; complete checkpoints stay as they are.
     """
-    unfinished, final = _unfinished(directory, step, attempt), step_directory(directory, step)
-    with told(f"make the checkpoint {final} complete"):
-        written = {path.name.removesuffix(RECORD) for path in unfinished.glob(f"*{RECORD}")}
-        shards = sorted(name for name in written if name.endswith(SHARD)) or [f"*{SHARD}"]
+    unfinished, final = _unfinished(directory, step, attempt), files.step_directory(directory, step)
+    with files.told(f"make the checkpoint {final} complete"):
+        written = {path.name.removesuffix(files.RECORD) for path in unfinished.glob(f"*{files.RECORD}")}
+        shards = sorted(name for name in written if name.endswith(files.SHARD)) or [f"*{files.SHARD}"]
         if shard_ids is not None:
             shards = [shard_name(shard_id) for shard_id in shard_ids]
-        names = [*shards, *map(own_name, range(world_size))]
+        names = [*shards, *map(files.own_name, range(world_size))]
         missing = [name for name in names if name not in written]
         if missing:
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be made complete: {unfinished} lacks {', '.join(missing[:5])} "
                 f"({len(missing)} of {len(names)} parts). Do all nodes see the same {directory}?"
             )
-        parts = {name: read_record(unfinished / (name + RECORD), Part, MOST_MANIFEST_BYTES) for name in names}
-        manifest = msgspec.json.encode(Manifest(FORMAT, step, world_size, parts))
-        with contextlib.closing(HashedFile(unfinished / MANIFEST)) as file:
+        parts = {
+            name: files.read_record(unfinished / (name + files.RECORD), files.Part, files.MOST_MANIFEST_BYTES)
+            for name in names
+        }
+        manifest = msgspec.json.encode(files.Manifest(files.FORMAT, step, world_size, parts))
+        with contextlib.closing(HashedFile(unfinished / files.MANIFEST)) as file:
             file.write(msgspec.json.format(manifest, indent=1))
             file.finish()
         for name in names:
-            (unfinished / (name + RECORD)).unlink()
+            (unfinished / (name + files.RECORD)).unlink()
         _sync(unfinished)
         _give_name(unfinished, final)
         note_latest(directory, step)
@@ -139,8 +118,8 @@ def publish(
 
 def discard(directory: str | Path, step: int, *, attempt: str = ATTEMPT) -> None:
     """Remove the parts of an attempt that failed. Raises CheckpointError when they cannot be removed."""
-    with told(f"remove {_unfinished(directory, step, attempt)}"), contextlib.suppress(FileNotFoundError):
-        remove_checkpoint(_unfinished(directory, step, attempt))
+    with files.told(f"remove {_unfinished(directory, step, attempt)}"), contextlib.suppress(FileNotFoundError):
+        files.remove_checkpoint(_unfinished(directory, step, attempt))
 
 
 def load_shard(directory: str | Path, step: int, shard_id: str, framework: Framework) -> int:
@@ -149,10 +128,10 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
     Raises CheckpointError when the file is missing or damaged, RecoveryError when it is not for this model. A damaged
     checkpoint is marked, so that `complete_steps` no longer offers it and the next attempt takes an older one.
     """
-    path = step_directory(directory, step) / shard_name(shard_id)
-    with told(f"read {path}"):
+    path = files.step_directory(directory, step) / shard_name(shard_id)
+    with files.told(f"read {path}"):
         part = _expected(path)
-    with told(f"read {path}"), _marking_damage(path.parent):
+    with files.told(f"read {path}"), _marking_damage(path.parent):
         _same_size(path, part)
         shard = read_shard(path, part.checksum, lambda header: framework.accept_shard(shard_id, header))
     try:
@@ -166,19 +145,19 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
 
 def world_size_of(directory: str | Path, step: int) -> int:
     """Return how many ranks wrote the checkpoint of a step. Raises CheckpointError when it cannot be read."""
-    path = step_directory(directory, step) / MANIFEST
-    with told(f"read {path}"):
-        return read_manifest(path.parent).world_size
+    path = files.step_directory(directory, step) / files.MANIFEST
+    with files.told(f"read {path}"):
+        return files.read_manifest(path.parent).world_size
 
 
 def load_local(directory: str | Path, step: int, rank: int) -> bytes:
     """Read a rank's local state. Raises CheckpointError as `load_shard` does."""
-    path = step_directory(directory, step) / own_name(rank)
-    with told(f"read {path}"):
+    path = files.step_directory(directory, step) / files.own_name(rank)
+    with files.told(f"read {path}"):
         part = _expected(path)
-    with told(f"read {path}"), _marking_damage(path.parent):
+    with files.told(f"read {path}"), _marking_damage(path.parent):
         _same_size(path, part)
-        blob = read_small(path, MOST_OWN_BYTES)
+        blob = files.read_small(path, files.MOST_OWN_BYTES)
         if xxhash.xxh3_64_hexdigest(blob) != part.checksum:
             raise CheckpointError(f"{path} is damaged: its checksum is not the one it was written with")
     return blob
@@ -190,7 +169,7 @@ def restoring_local(directory: str | Path, step: int, rank: int) -> Iterator[Non
 
     Its checksum was right, so whatever wrote it has written that. Raises CheckpointError as `load_shard` does.
     """
-    path = step_directory(directory, step) / own_name(rank)
+    path = files.step_directory(directory, step) / files.own_name(rank)
     with _marking_damage(path.parent):
         try:
             yield
@@ -201,7 +180,7 @@ def restoring_local(directory: str | Path, step: int, rank: int) -> Iterator[Non
 def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9._-]+", attempt):
         raise CheckpointError(f"an attempt is named with letters, digits, '.', '-' and '_', not {attempt!r}")
-    final = step_directory(directory, step)
+    final = files.step_directory(directory, step)
     return final.with_name(f"{final.name}.tmp-{attempt}")
 
 
@@ -212,9 +191,9 @@ def _save(directory: str | Path, step: int, attempt: str, name: str, write: Call
     by those that keep a copy of it, at the same time. It has the same bytes whichever comes last.
     """
     path = _unfinished(directory, step, attempt) / name
-    with told(f"write {path}"):
-        make_own_directory(path.parent)
-        draft = draft_of(path)
+    with files.told(f"write {path}"):
+        files.make_own_directory(path.parent)
+        draft = files.draft_of(path)
         try:
             with contextlib.closing(HashedFile(draft)) as file:
                 write(file)
@@ -223,8 +202,8 @@ def _save(directory: str | Path, step: int, attempt: str, name: str, write: Call
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        record = msgspec.json.encode(Part(written.size_bytes, written.checksum))
-        write_whole(path.with_name(name + RECORD), record, partial=draft_of(path))
+        record = msgspec.json.encode(files.Part(written.size_bytes, written.checksum))
+        files.write_whole(path.with_name(name + files.RECORD), record, partial=files.draft_of(path))
     return written.size_bytes
 
 
@@ -232,7 +211,7 @@ def _give_name(unfinished: Path, final: Path) -> None:
     attempt = unfinished.name.rpartition("tmp-")[2]
     aside = final.with_name(f"{final.name}.old-{attempt}")
     replaces = os.path.lexists(final)
-    if replaces and (final.is_symlink() or not final.is_dir() or not holds_own_files(final)):
+    if replaces and (final.is_symlink() or not final.is_dir() or not files.holds_own_files(final)):
         move_aside(final, attempt)
         replaces = False
     if replaces:  # the same step once more, after a recovery
@@ -246,19 +225,19 @@ def _give_name(unfinished: Path, final: Path) -> None:
     _sync(final.parent)
     if replaces:
         try:
-            remove_checkpoint(aside)
+            files.remove_checkpoint(aside)
         except OSError as error:
-            warn_once(f"cannot remove {aside} whole: {error}")
+            files.warn_once(f"cannot remove {aside} whole: {error}")
 
 
-def _expected(path: Path) -> Part:
-    part = read_manifest(path.parent).parts.get(path.name)
+def _expected(path: Path) -> files.Part:
+    part = files.read_manifest(path.parent).parts.get(path.name)
     if part is None:
         raise CheckpointError(f"{path.parent} has no {path.name}: it was written by another job, or another world size")
     return part
 
 
-def _same_size(path: Path, part: Part) -> None:
+def _same_size(path: Path, part: files.Part) -> None:
     size_bytes = path.lstat().st_size
     if size_bytes != part.size_bytes:
         raise CheckpointError(f"{path} is damaged: it has {size_bytes} bytes instead of {part.size_bytes}")
@@ -270,7 +249,7 @@ def _marking_damage(place: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         try:
-            (place / MANIFEST).rename(place / DAMAGED)
+            (place / files.MANIFEST).rename(place / files.DAMAGED)
         except FileNotFoundError:
             pass  # another rank has been here
         except OSError as refused:
@@ -305,7 +284,7 @@ class HashedFile:
     """A file that is hashed while it is written; synced to the disk by `finish`."""
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = create(path)
+        self._file: BinaryIO = files.create(path)
         self._hash = xxhash.xxh3_64()
         self._size_bytes = 0
 
@@ -353,7 +332,7 @@ def write_shard(file: HashedFile, shard: OpenShard) -> None:
 def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) -> OpenShard:
     """Read a shard into what `accept` makes of its header. Raises CheckpointError when the file is not what it was."""
     found = xxhash.xxh3_64()
-    with open_regular(path) as file:
+    with files.open_regular(path) as file:
         header, sizes = _read_index(file, path, found)
         try:
             shard = accept(header)

@@ -22,20 +22,7 @@ import msgspec
 
 from ...protocol.errors import CheckpointError
 from ...protocol.types import CheckpointTrace
-from .fence import is_marked
-from .files import (
-    DAMAGED,
-    MANIFEST,
-    MOST_STEPS,
-    holds_own_files,
-    read_manifest,
-    read_record,
-    remove_checkpoint,
-    step_directory,
-    told,
-    warn_once,
-    write_whole,
-)
+from . import files
 
 LATEST = "latest.json"
 MOST_LATEST_BYTES = 4096
@@ -81,12 +68,12 @@ def look_into(directory: str | Path, most: int | None = None) -> Entries:
     complete: list[int] = []
     unusable: list[str] = []
     for step in reversed(_steps(_names(directory))):
-        place = step_directory(directory, step)
+        place = files.step_directory(directory, step)
         problem = _problem(place)
         if problem == "":
             complete.append(step)
         elif problem is not None:
-            warn_once(f"{place} is passed over: {problem}")
+            files.warn_once(f"{place} is passed over: {problem}")
             unusable.append(f"{place.name}: {problem}")
         if len(complete) == most:
             break
@@ -99,9 +86,11 @@ def note_latest(directory: str | Path, step: int) -> None:
     """Write down that the checkpoint of `step` is complete. A failure is logged: the checkpoint itself is a trace."""
     path = Path(directory) / LATEST
     try:
-        write_whole(path, msgspec.json.encode(Latest(step)), partial=path.with_suffix(f".{secrets.token_hex(4)}.new"))
+        files.write_whole(
+            path, msgspec.json.encode(Latest(step)), partial=path.with_suffix(f".{secrets.token_hex(4)}.new")
+        )
     except OSError as error:
-        warn_once(f"cannot write {path}: {error}")
+        files.warn_once(f"cannot write {path}: {error}")
 
 
 def prune(directory: str | Path, keep: int, *, written: int | None = None) -> tuple[int, ...]:
@@ -116,7 +105,7 @@ def prune(directory: str | Path, keep: int, *, written: int | None = None) -> tu
         return ()
     old = [name for name in names if (match := _UNFINISHED.fullmatch(name)) and int(match[1]) < steps[-1]]
     _remove(Path(directory) / name for name in old)
-    return tuple(step for step in steps[: -max(1, keep)] if _remove([step_directory(directory, step)]))
+    return tuple(step for step in steps[: -max(1, keep)] if _remove([files.step_directory(directory, step)]))
 
 
 def forget_after(directory: str | Path, step: int, label: str) -> None:
@@ -126,7 +115,7 @@ def forget_after(directory: str | Path, step: int, label: str) -> None:
     What cannot be changed is logged and left. Raises CheckpointError when the directory cannot be listed.
     """
     for later in _steps(_names(directory)):
-        place = step_directory(directory, later)
+        place = files.step_directory(directory, later)
         problem = _problem(place) if later > step else None
         if problem == "":
             _remove([place])
@@ -134,7 +123,7 @@ def forget_after(directory: str | Path, step: int, label: str) -> None:
             try:
                 move_aside(place, label)
             except OSError as error:
-                warn_once(f"cannot give {place} another name: {error}")
+                files.warn_once(f"cannot give {place} another name: {error}")
 
 
 def set_aside(directory: str | Path, label: str) -> None:
@@ -143,9 +132,9 @@ def set_aside(directory: str | Path, label: str) -> None:
     In repair, on the rank that publishes, where training begins at its first step. Raises CheckpointError when one
     keeps its name: a later recovery would take it for one of this training.
     """
-    with told(f"set the checkpoints of an earlier training in {directory} aside"):
+    with files.told(f"set the checkpoints of an earlier training in {directory} aside"):
         for step in _steps(_names(directory)):
-            place = step_directory(directory, step)
+            place = files.step_directory(directory, step)
             if _problem(place) is not None:
                 move_aside(place, label)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -158,11 +147,11 @@ def move_aside(place: Path, label: str) -> None:
     if os.path.lexists(aside):
         aside = aside.with_name(f"{aside.name}-{secrets.token_hex(4)}")
     place.rename(aside)
-    warn_once(f"{place} is not of this training, and is {aside.name} now")
+    files.warn_once(f"{place} is not of this training, and is {aside.name} now")
 
 
 def _names(directory: str | Path) -> list[str]:
-    with told(f"look for checkpoints in {directory}"):
+    with files.told(f"look for checkpoints in {directory}"):
         try:
             return os.listdir(directory)
         except (FileNotFoundError, NotADirectoryError):  # there is no such directory
@@ -172,8 +161,8 @@ def _names(directory: str | Path) -> list[str]:
 def _steps(names: Iterable[str]) -> list[int]:
     """Return the steps of entries that have the name of a complete checkpoint, ascending."""
     found = {name: int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name))}
-    known = {name: step for name, step in found.items() if 0 < step <= MOST_STEPS}
-    return sorted(step for name, step in known.items() if step_directory("", step).name == name)
+    known = {name: step for name, step in found.items() if 0 < step <= files.MOST_STEPS}
+    return sorted(step for name, step in known.items() if files.step_directory("", step).name == name)
 
 
 def _problem(place: Path) -> str | None:
@@ -183,7 +172,7 @@ def _problem(place: Path) -> str | None:
         if stat.S_ISLNK(mode):
             return "it is a symbolic link, and links are not followed here"
         if not stat.S_ISDIR(mode):
-            warn_once(f"{place} is no directory, so midstep has not written it")
+            files.warn_once(f"{place} is no directory, so midstep has not written it")
             return None
         return _incomplete(place)
     except FileNotFoundError:  # removed since the directory was listed
@@ -196,11 +185,11 @@ def _problem(place: Path) -> str | None:
 
 def _incomplete(place: Path) -> str | None:
     try:
-        manifest = read_manifest(place)
+        manifest = files.read_manifest(place)
     except FileNotFoundError:
-        if os.path.lexists(place / DAMAGED):
-            return f"it was found to be damaged, and has {DAMAGED} since"
-        return f"it has no {MANIFEST}" if holds_own_files(place) else None
+        if os.path.lexists(place / files.DAMAGED):
+            return f"it was found to be damaged, and has {files.DAMAGED} since"
+        return f"it has no {files.MANIFEST}" if files.holds_own_files(place) else None
     for name, part in manifest.parts.items():
         try:
             found = (place / name).lstat()
@@ -213,7 +202,7 @@ def _incomplete(place: Path) -> str | None:
 
 def _completed_before(path: Path) -> list[str]:
     try:
-        latest = read_record(path, Latest, MOST_LATEST_BYTES)
+        latest = files.read_record(path, Latest, MOST_LATEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, CheckpointError) as error:
@@ -226,12 +215,12 @@ def _remove(places: Iterable[Path]) -> bool:
     whole = True
     for place in places:
         try:
-            remove_checkpoint(place)
+            files.remove_checkpoint(place)
         except FileNotFoundError:
             continue
         except OSError as error:
             whole = False
-            warn_once(f"cannot remove {place} whole: {error}")
+            files.warn_once(f"cannot remove {place} whole: {error}")
     return whole
 
 
@@ -256,7 +245,9 @@ def survey(
                 return (), CheckpointTrace(directory, unlisted=str(error)[:_MOST_CHARACTERS])
         sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-    trace = CheckpointTrace(directory, unusable=_in_words(entries.unusable), unmarked=not is_marked(directory))
+    trace = CheckpointTrace(
+        directory, unusable=_in_words(entries.unusable), unmarked=not os.path.lexists(Path(directory) / files.MARK)
+    )
     return entries.complete, trace
 
 

@@ -30,6 +30,7 @@ DIRECTORY_MODE = 0o750
 MANIFEST = "manifest.json"
 DAMAGED = "manifest.damaged.json"
 RECORD = ".part.json"
+MARK = "world.json"  # of the world that completes checkpoints here, see Fence
 _DRAFT = ".part.new"
 SHARD = ".safetensors"
 MOST_MANIFEST_BYTES = 64 << 20  # a hundred thousand ranks take a tenth of it

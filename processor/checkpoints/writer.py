@@ -2,22 +2,36 @@
 
 At a step boundary each rank writes its local state, and of the ranks that hold a shard one writes it. The checkpoint
 is made complete after the next commit barrier: passing it proves that every rank has written its part.
+
+Only the world that was led into training last completes checkpoints. A world that was given up for lost may train on:
+no message reaches it. The directory does. Each world that writes checkpoints marks it before its state is brought back,
+and a rank that finds the mark of another world makes nothing complete there any more. The same holds for two jobs that
+were given one directory by mistake: the later one has it. The mark is looked at right before a checkpoint gets its
+name. A world that takes over between the two is not seen; the result is a whole checkpoint of the world before it.
 """
 
 import logging
+import os
+import secrets
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from ...protocol.errors import CheckpointError
 from . import archive
-from .fence import Fence
-from .files import told, warn_if_open
+from .files import MARK, make_directory, read_record, told, warn_if_open, write_whole
 
 if TYPE_CHECKING:
     from ..framework import Framework
     from ..runtime import Runtime
 
 PUBLISHER = 0
+MOST_MARK_BYTES = 64 << 10
+_NONCE_BYTES = 8
+_Line = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^[^\x00-\x1f\x7f]*$")]  # it is said in the log
 
 _log = logging.getLogger("midstep")
 
@@ -121,3 +135,61 @@ class CheckpointWriter:
             archive.save_shard(self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt)
         # Comes last: that all rank-local states are there proves that all shards are, when it is published.
         archive.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)
+
+
+class WorldMark(msgspec.Struct, frozen=True):
+    """The mark of one world. For people to read, except for the nonce, which no other world has."""
+
+    job: _Line
+    generation: int
+    node: _Line
+    pid: int
+    since: _Line
+    nonce: _Line
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} of job {self.job} (process {self.pid} on {self.node}, since {self.since})"
+
+
+class Fence:
+    """One process's view of the mark in one directory."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._path = Path(directory) / MARK
+        self._mine: WorldMark | None = None
+        self._written = False
+
+    def take(self, job: str, generation: int, node: str) -> None:
+        """Mark the directory as this world's. Runs at the start of the way back, on the rank that publishes.
+
+        Raises CheckpointError when the file system refuses; `lost_to` tries again then.
+        """
+        since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        self._mine = WorldMark(job, generation, node, os.getpid(), since, secrets.token_hex(_NONCE_BYTES))
+        self._written = False
+        self._write()
+
+    def lost_to(self) -> WorldMark | None:
+        """Return the mark of a world that has taken over since; None where checkpoints of this one count.
+
+        Raises CheckpointError when the mark cannot be read.
+        """
+        if not self._written:
+            self._write()
+            return None
+        with told(f"read {self._path}"):
+            try:
+                found = read_record(self._path, WorldMark, MOST_MARK_BYTES)
+            except FileNotFoundError:  # the directory was cleared
+                self._write()
+                return None
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}. Remove it if nothing else trains") from error
+        return None if found == self._mine else found
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(f".{os.getpid()}.new")
+        with told(f"write {self._path}"):
+            make_directory(partial.parent)
+            write_whole(self._path, msgspec.json.format(msgspec.json.encode(self._mine), indent=1), partial=partial)
+        self._written = True

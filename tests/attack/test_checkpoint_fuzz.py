@@ -16,8 +16,8 @@ from midstep import TrainState
 from midstep.devices.cpu import CpuDevice
 from midstep.processor import tree
 from midstep.processor.checkpoints import archive
-from midstep.processor.checkpoints.fence import MARK, Fence
-from midstep.processor.checkpoints.files import step_directory
+from midstep.processor.checkpoints.files import MARK, step_directory
+from midstep.processor.checkpoints.writer import Fence
 from midstep.processor.local_state import LocalState
 from midstep.protocol.errors import CheckpointError, RecoveryError
 

@@ -16,8 +16,8 @@ import torch
 
 from midstep.processor import tree
 from midstep.processor.checkpoints import archive
-from midstep.processor.checkpoints.fence import MARK, Fence
-from midstep.processor.checkpoints.writer import CheckpointWriter
+from midstep.processor.checkpoints.files import MARK
+from midstep.processor.checkpoints.writer import CheckpointWriter, Fence
 from midstep.protocol.errors import CheckpointError
 
 from .attack import attack

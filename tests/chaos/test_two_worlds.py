@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from midstep.processor.checkpoints import archive
-from midstep.processor.checkpoints.fence import MARK
+from midstep.processor.checkpoints.files import MARK
 
 from .comparing import assert_same_numbers, finish
 from .conftest import StartJob

@@ -15,8 +15,8 @@ from midstep.devices.base import Damage
 from midstep.policies.schema import CheckpointPolicy, Policy
 from midstep.processor.checkpoints import archive, entries
 from midstep.processor.checkpoints.entries import LATEST, set_aside, survey
-from midstep.processor.checkpoints.fence import Fence
 from midstep.processor.checkpoints.files import remove_checkpoint
+from midstep.processor.checkpoints.writer import Fence
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
 from midstep.protocol.messages import Rejoin

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from midstep.processor.checkpoints.fence import MARK, Fence
+from midstep.processor.checkpoints.files import MARK
+from midstep.processor.checkpoints.writer import Fence
 from midstep.protocol.errors import CheckpointError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from midstep.processor.random_state import RandomState
+from midstep.processor.local_state import RandomState
 from midstep.protocol.errors import RecoveryError
 
 
