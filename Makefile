@@ -21,7 +21,7 @@ DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mu
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
 SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore versions ray kubernetes \
-	nightly-kubernetes nightly-machines nightly-megatron
+	cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
 
@@ -148,6 +148,10 @@ suite-ray:
 suite-kubernetes:
 	$(BIN)/python -m tests.kubernetes.cluster build
 	$(PYTEST) -m "$(or $(MARKED),not nightly)" --durations=0 --durations-min=5 $(or $(FILES),tests/kubernetes) $(TESTS) $(NONE)
+
+# Real GPUs, one is enough: each part is a job or two, really killed. TESTS="PART" for some.
+suite-cuda:
+	$(BIN)/python -m tests.cuda.run $(TESTS)
 
 # Tests on Kubernetes that tell again what another test tells.
 suite-nightly-kubernetes:

@@ -1,4 +1,4 @@
-"""midstep on real GPUs: `make test-cuda`, or `python -m tests.cuda.run [PART ...]`.
+"""midstep on real GPUs: `make test SUITE=cuda`, or `python -m tests.cuda.run [PART ...]`.
 
 Ranks share the GPUs of this machine where there are too few, so one is enough. Each part is a job or two, really
 killed, and a row of the table at the end. Exit code 1 if any part is not as it should be.

@@ -1,6 +1,7 @@
 """CI runs what a change can have broken, and nothing is left out by mistake."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -192,7 +193,7 @@ def test_what_a_lane_needs_is_made_beside_the_lanes_before_it(capsys: pytest.Cap
     preparations = lanes.Preparations([LANE._replace(name="etcd"), lane])
     preparations.wait(LANE._replace(name="etcd"))  # needs nothing
     preparations.wait(lane)
-    assert "LANE ray: prepared in 0.0 minutes beside the others, status 0" in capsys.readouterr().out
+    assert re.search(r"LANE ray: prepared in [\d.]+ minutes beside the others, status 0", capsys.readouterr().out)
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -213,7 +214,8 @@ def test_every_folder_of_the_product_is_in_a_lane() -> None:
 def test_every_folder_of_tests_is_run_by_a_lane_or_always() -> None:
     always = {"contract", "exploration", "fakes", "mutants", "simulation", "typing", "unit"}
     lanes_of = {folder.removeprefix("tests/") for lane in read_lanes() for folder in lane.tests}
-    assert {path.parent.name for path in (ROOT / "tests").glob("*/*.py")} - always - lanes_of == set()
+    by_hand = {"cuda"}  # CI has no GPU
+    assert {path.parent.name for path in (ROOT / "tests").glob("*/*.py")} - always - lanes_of - by_hand == set()
 
 
 @pytest.mark.parametrize("lane", read_lanes(), ids=lambda lane: lane.name)
