@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterable
 
 from ..protocol.types import Activity, FaultKind, RankProgress
+from ..protocol.wording import BY_ITSELF
 
 # Something is wrong, and the rank that says so is most likely not the one at fault: ranks that wait for a dead or
 # stalled rank report first.
@@ -76,7 +77,7 @@ def describe_exit(status: int, *, out_of_memory: bool = False) -> str:
     if out_of_memory:
         return "the process was killed by the kernel for lack of memory"
     if status >= 0:
-        return f"the process ended with status {status}"
+        return f"{BY_ITSELF} {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:

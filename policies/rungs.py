@@ -11,7 +11,7 @@ two steps), and a world that continues with fewer nodes or grows again (`resched
 import msgspec
 
 from ..protocol.types import Decision, FaultKind, FaultReport, RestoreSource, Rung, SkippedRung
-from ..protocol.wording import count, faults_text, last_words, nodes_text, ranks_text
+from ..protocol.wording import count, failed_script, faults_text, last_words, nodes_text, ranks_text
 from .budgets import Facts, Spent
 from .placement import Placement, charge
 from .schema import Policy, SubHealthAction
@@ -302,7 +302,7 @@ class Stop(RungRule):
     def why(self, case: RungQuery) -> str:
         """Return what happened and why each cheaper rung was not possible, spent budgets included."""
         words = last_words(case.facts.faults)
-        seen = case.seen + (f" ({words})" if words else "")
+        seen = failed_script(case.facts.faults) or case.seen + (f" ({words})" if words else "")
         if not case.skipped:
             return f"{seen}: the policy has no other rung"
         refused = ". ".join(f"{skipped.rung}: {skipped.reason}" for skipped in case.skipped)

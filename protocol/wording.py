@@ -6,6 +6,8 @@ from typing import NamedTuple
 from .types import FaultKind, FaultReport
 
 LONGEST_WORDS = 300  # of an exception, in a reason
+BY_ITSELF = "the process ended with status"  # begins the detail of the fault
+_OWN_ERRORS = "midstep.protocol.errors.ConfigurationError: "  # as a traceback names them; their text says enough
 _LISTED = 8  # a reason stays one line, also for ten thousand ranks
 
 
@@ -97,6 +99,29 @@ def last_words(faults: Iterable[FaultReport]) -> str:
     """Return what the newest exception among the faults says, in one line; empty: there is none."""
     raised = [fault for fault in faults if fault.kind is FaultKind.EXCEPTION]
     return summary_line(max(raised, key=lambda fault: fault.at_s).detail)[:LONGEST_WORDS] if raised else ""
+
+
+def failed_script(faults: Iterable[FaultReport]) -> str:
+    """Say how the first process that ended by itself, as a script that fails does, ended, and why; empty: none has.
+
+    What the others say follows from that: their peer is gone.
+    """
+    ended = [fault for fault in faults if fault.kind is FaultKind.EXIT and fault.output and BY_ITSELF in fault.detail]
+    if not ended:
+        return ""
+    first = min(ended, key=lambda fault: fault.at_s)
+    rank = "a rank" if first.rank is None else ranks_text([first.rank])
+    words = exception_line(first.output).removeprefix(_OWN_ERRORS).rstrip(".")[:LONGEST_WORDS]
+    return f"{rank}: {first.detail}: {words}" if words else f"{rank}: {first.detail}"
+
+
+def exception_line(output: str) -> str:
+    """Return the line with the exception of the last traceback in what a process has printed; else its last line."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    traces = [number for number, line in enumerate(lines) if line.startswith("Traceback ")]
+    after = lines[traces[-1] + 1 :] if traces else []
+    raised = next((line for line in after if not line.startswith(" ")), "")
+    return raised or (lines[-1].strip() if lines else "")
 
 
 def summary_line(text: str) -> str:

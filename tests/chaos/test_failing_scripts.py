@@ -1,0 +1,48 @@
+"""Scripts that fail before they train: the user reads why, first, wherever the end of the job is told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+MIDSTEP = str(Path(sys.executable).parent / "midstep")
+MISSING = "there is no torch_npu here: install it"
+FAILS = """
+import os, sys, time
+from midstep.protocol.errors import ConfigurationError
+if os.environ["RANK"] == "1":
+    {}
+time.sleep(1)
+raise RuntimeError("the connection to rank 1 was closed by its peer")
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (f"raise ConfigurationError({MISSING!r})", f"rank 1: the process ended with status 1: {MISSING}"),
+        ("sys.exit('no data in /data')", "rank 1: the process ended with status 1: no data in /data"),
+        ("print('no data'); sys.exit(3)", "rank 1: the process ended with status 3: no data"),
+        (
+            "raise ValueError('first line\\nsecond line')",
+            "rank 1: the process ended with status 1: ValueError: first line",
+        ),
+    ],
+)
+def test_the_cause_stands_first_in_run_status_and_report(failure: str, said: str, tmp_path: Path) -> None:
+    """It is that of the first rank that failed, with its exit status and its last words."""
+    script, directory = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(FAILS.format(failure))
+
+    def midstep(*words: str) -> str:
+        done = subprocess.run([MIDSTEP, *words], capture_output=True, text=True, check=False, env=os.environ)
+        return done.stdout + done.stderr
+
+    ran = midstep("run", "--quiet", "--nproc-per-node", "2", "--job-dir", str(directory), str(script))
+    assert [line for line in ran.splitlines() if line.startswith(f"midstep: {said}")], ran
+    for shown in (midstep("status", str(directory)), midstep("report", str(directory))):
+        assert said in " ".join(shown.split()), shown
