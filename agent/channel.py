@@ -15,6 +15,7 @@ import msgspec
 from ..protocol import environment as names
 from ..protocol.errors import AgentError
 from ..protocol.messages import CheckNode, StartProcess
+from ..protocol.rank_logs import error_file
 from ..protocol.types import JobSettings, JobSpec
 
 MAX_FDS = 4
@@ -24,6 +25,7 @@ THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What torchrun sets unless the user has.
 DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 ROLE = "default"
+ROLE_NAME = "ROLE_NAME"
 
 
 class ForkProcess(msgspec.Struct, frozen=True, tag=True):
@@ -204,7 +206,7 @@ def rank_environment(
         "LOCAL_RANK": order.local_rank,
         "GROUP_RANK": order.group_rank,
         "ROLE_RANK": order.rank,
-        "ROLE_NAME": ROLE,
+        ROLE_NAME: job.environment.get(ROLE_NAME, ROLE),
         "WORLD_SIZE": order.world_size or job.world_size,
         "LOCAL_WORLD_SIZE": job.ranks_per_node,
         "GROUP_WORLD_SIZE": order.nodes or job.nodes,
@@ -214,6 +216,8 @@ def rank_environment(
         "TORCHELASTIC_RESTART_COUNT": order.restart_count,
         "TORCHELASTIC_MAX_RESTARTS": job.max_restarts,
         "TORCHELASTIC_RUN_ID": job.job,
+        # Where `torch.distributed.elastic.multiprocessing.errors.record` writes an exception of the script.
+        "TORCHELASTIC_ERROR_FILE": error_file(job.job_directory, order.rank, order.incarnation),
         "TORCHELASTIC_USE_AGENT_STORE": True,  # rank 0 must not serve the store itself
         names.JOB: job.job,
         names.NODE: node,

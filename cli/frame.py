@@ -8,8 +8,9 @@ import click
 
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.local_sockets import NoController
-from ..launch.reached_job import CONTROLLER_VARIABLE, TOKEN_FILE_VARIABLE, HereJob, ReachedJob, what_became_of_it
+from ..launch.reached_job import CONTROLLER_VARIABLE, HereJob, ReachedJob, what_became_of_it
 from ..protocol.errors import MidstepError
+from ..protocol.token import TOKEN_FILE_VARIABLE
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

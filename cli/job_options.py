@@ -4,6 +4,7 @@ Each flag of torchrun is taken, or refused with what to write instead; a unit te
 the torch that is installed.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +16,12 @@ from ..devices.kinds import device_names
 from ..launch.job import Start
 from ..launch.rank_environment import named_variables, variables_of_files
 from ..protocol.bounds import MOST_NODES, MOST_OF_A_NODE
-from .numbers import RESTARTS, SPARES, NodesAsked, Whole, node_count
+from .numbers import RESTARTS, SPARES, NodesAsked, RanksPerNode, node_count
 
 Decorator = Callable[[Any], Any]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ENVIRONMENT = "PET_{}"
+_STREAMS = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 _BACKENDS = {"static", "c10d"}
 _FILE = click.Path(dir_okay=False, path_type=Path)
 MOST_CONTROLLERS = 5
@@ -46,10 +48,10 @@ SHAPE: tuple[Decorator, ...] = (
         *spellings("nproc_per_node"),
         "ranks_per_node",
         envvar="PET_NPROC_PER_NODE",
-        type=Whole(MOST_OF_A_NODE),
+        type=RanksPerNode(MOST_OF_A_NODE),
         default=1,
         show_default=True,
-        help="Ranks on each node.",
+        help="Ranks on each node: a number; cpu: its processors; gpu: its GPUs; auto: accelerators, else processors.",
     ),
     click.option(
         "--spares",
@@ -297,14 +299,11 @@ class RefusedFlag(msgspec.Struct, frozen=True):
 
 # The end of a process is seen at once; how a script's process is started, standby.warm of the policy says.
 WITHOUT_EFFECT = ("monitor_interval", "start_method")
+# A script runs as `__main__` by its path with or without it.
+FLAGS_WITHOUT_EFFECT = ("run_path",)
 
 REFUSED: Mapping[str, RefusedFlag] = {
     "event_log_handler": RefusedFlag("read the job's events with `midstep report --story`", ("null",)),
-    "role": RefusedFlag("roles are named in the policy (docs/policies.md)", ("default",)),
-    "run_path": RefusedFlag("leave it out: SCRIPT runs as __main__ anyway", is_flag=True),
-    "log_dir": RefusedFlag("write --job-dir DIR: the ranks' logs are in its folder logs"),
-    "redirects": RefusedFlag("output is always in the job's logs; write -q to not show it, too", ("0",), short="-r"),
-    "tee": RefusedFlag("output is always in the job's logs and shown; leave --tee out", ("0", "3"), short="-t"),
     "local_ranks_filter": RefusedFlag("write -q, and read the logs of the ranks in the job directory"),
     "duplicate_stdout_filters": RefusedFlag("search the logs of the ranks in the job directory"),
     "duplicate_stderr_filters": RefusedFlag("search the logs of the ranks in the job directory"),
@@ -334,8 +333,21 @@ def environment_name(name: str) -> str:
     return _ENVIRONMENT.format(name.upper())
 
 
-def _option(name: str, help_text: str, **settings: Any) -> Callable[[_Command], _Command]:
-    return click.option(*spellings(name), envvar=environment_name(name), help=help_text, **settings)
+def _option(name: str, help_text: str, *, short: str = "", **settings: Any) -> Callable[[_Command], _Command]:
+    names = (*spellings(name), short) if short else spellings(name)
+    return click.option(*names, envvar=environment_name(name), help=help_text, **settings)
+
+
+def streams(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Take which streams of which ranks are meant: one number for all, or RANK:NUMBER,..."""
+    if value is not None and _STREAMS.fullmatch(value) is None:
+        raise click.BadParameter(f"{value!r}: write 0, 1 (stdout), 2 (stderr) or 3 (both), or RANK:NUMBER,...")
+    return value
+
+
+def shows_nothing(redirects: str | None, tee: str | None) -> bool:
+    """Tell whether what the ranks print is to be in their logs only. The logs have all of it in any case."""
+    return redirects == "3" and tee in {None, "0"}
 
 
 def backend(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -390,7 +402,10 @@ def rendezvous_options(command: _Command) -> _Command:
     """Add the flags that say how several machines find each other, and those that are refused."""
     refused = (_refused(name, each) for name, each in REFUSED.items())
     ignored = (click.option(*spellings(name), hidden=True, expose_value=False) for name in WITHOUT_EFFECT)
-    for option in reversed((*_TAKEN, *ignored, *refused)):
+    without = (
+        click.option(*spellings(name), is_flag=True, hidden=True, expose_value=False) for name in FLAGS_WITHOUT_EFFECT
+    )
+    for option in reversed((*_TAKEN, *_OUTPUT, *ignored, *without, *refused)):
         command = option(command)
     return command
 
@@ -405,3 +420,29 @@ def _refused(name: str, refused: RefusedFlag) -> Callable[[_Command], _Command]:
     return click.option(
         *names, callback=check, expose_value=False, hidden=True, envvar=environment_name(name), **settings
     )
+
+
+OUTPUT = ("log_dir", "redirects", "tee", "role")
+_OUTPUT = (
+    _option(
+        "log_dir",
+        "The job's directory is DIR/JOB, unless --job-dir says otherwise; the ranks' logs are in its folder logs.",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+    ),
+    _option(
+        "redirects",
+        "3: what the ranks print is in their logs only, as with -q. They have it in any case.",
+        short="-r",
+        callback=streams,
+        metavar="0|1|2|3|RANK:N,...",
+    ),
+    _option(
+        "tee",
+        "What the ranks print is in their logs and is shown, as without it.",
+        short="-t",
+        callback=streams,
+        metavar="0|1|2|3|RANK:N,...",
+    ),
+    _option("role", "The ranks find NAME in ROLE_NAME.", metavar="NAME"),
+)

@@ -4,7 +4,9 @@ A number that no job has is refused when the command line is read, before anythi
 """
 
 import math
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -26,11 +28,34 @@ class Whole(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Make a number of the text."""
         text = str(value)
-        if text in {"auto", "gpu", "cpu"}:
-            self.fail(f"{text!r}: midstep starts as many ranks as you say; give the number", param, ctx)
         if not isinstance(value, int) and not text.isdecimal():
             self.fail(f"{text!r} is not a whole number of at least 1", param, ctx)
         return int(super().convert(value, param, ctx))
+
+
+class RanksPerNode(Whole):
+    """A number of ranks, or torchrun's words for one: `cpu`, `gpu`, and `auto` for accelerators, else processors."""
+
+    name = "n|auto|cpu|gpu"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Make a number of the text. What is counted is what this machine has."""
+        if value not in {"auto", "cpu", "gpu"}:
+            return super().convert(value, param, ctx)
+        count = 0 if value == "cpu" else _gpus()
+        if value == "gpu" and not count:
+            self.fail("'gpu': torch finds no CUDA device on this machine; give a number, or cpu", param, ctx)
+        if value == "auto" and not count:
+            count = len([each for each in Path("/dev").glob("davinci*") if each.name[7:].isdecimal()])
+        return super().convert(count or os.cpu_count() or 1, param, ctx)
+
+
+def _gpus() -> int:
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 class Real(click.FloatRange):

@@ -10,7 +10,9 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from ..launch.job import Start, create_job, required
+from ..agent.channel import ROLE_NAME
+from ..launch.directories import checked_name
+from ..launch.job import Start, create_job, new_name, required
 from ..launch.joining import TokenWatch, prepare
 from ..launch.kubernetes import PodFlags
 from ..launch.meeting import (
@@ -27,11 +29,12 @@ from ..launch.roles import create_group, new_group
 from ..protocol import environment as env
 from ..protocol.compat import StrEnum
 from ..protocol.errors import ConfigurationError
-from ..protocol.token import TOKEN_VARIABLE, joinable, read_token
+from ..protocol.token import TOKEN_VARIABLE, found_token_file, joinable, read_token
 from .display.plain import echo, hold_standard_descriptors, log_to_stderr
 from .frame import Command, token_file_option
 from .job_options import (
     KUBERNETES,
+    OUTPUT,
     POLICY,
     PROGRAM,
     ROLES,
@@ -40,6 +43,7 @@ from .job_options import (
     asked_for,
     options,
     rendezvous_options,
+    shows_nothing,
 )
 from .showing import join_job, run_job, run_on_ray, run_roles
 
@@ -141,6 +145,8 @@ def command(
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
+    output = {name: chosen.pop(name) for name in OUTPUT}
+    quiet = quiet or shows_nothing(output["redirects"], output["tee"])
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
     if roles_file is not None:
         sys.exit(_run_roles(roles_file, click.get_current_context()))
@@ -152,15 +158,12 @@ def command(
         last_call_s=last_call_s(torchrun["rdzv_conf"]),
         fixed_nodes=fixed_nodes,
         fault_sources=fault_sources,
-        job_directory=job_directory,
+        job_directory=job_directory or _under(output["log_dir"], job or torchrun["rdzv_id"]),
         job=job,
-        environment={**asked.environment, **_faults(faults_file, asked.nodes, asked.ranks_per_node)},
+        environment={**_role_name(output["role"]), **asked.environment, **_faults(faults_file, asked)},
     )
-    if platform != PlatformName.LOCAL and (torchrun["rdzv_endpoint"] or torchrun["master_addr"]):
-        raise ConfigurationError(
-            "--rdzv-endpoint and --master-addr are for machines on which this command is typed; --platform "
-            f"{platform} brings its own."
-        )
+    if platform != PlatformName.LOCAL:
+        _refuse_meeting(torchrun, platform)
     if platform == PlatformName.KUBERNETES:
         from ..launch.kubernetes.job import launch as launch_in_kubernetes
 
@@ -183,6 +186,9 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
     where = None if alone else meeting(flags, launched(os.environ))
     if where is None:
         return run_job(create_job(start), quiet=quiet)
+    if token is None:
+        token_file = found_token_file(os.environ)
+        token = None if token_file is None else read_token(token_file, {})
     secret = joinable(required(token))
     machine = prepare(where, secret, start, wishes)
     keys = machine.held.path / KEYS_NAME
@@ -190,11 +196,30 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
         return join_job(machine, quiet=quiet)
 
 
-def _faults(file: Path | None, nodes: int, ranks_per_node: int) -> dict[str, str]:
+def _refuse_meeting(torchrun: dict[str, Any], platform: str) -> None:
+    """Refuse flags by which machines would meet that the platform does not bring. Raises ConfigurationError."""
+    if torchrun["rdzv_endpoint"] or torchrun["master_addr"]:
+        raise ConfigurationError(
+            "--rdzv-endpoint and --master-addr are for machines on which this command is typed; --platform "
+            f"{platform} brings its own."
+        )
+
+
+def _under(log_directory: Path | None, job: str | None) -> Path | None:
+    """Return the job directory that --log-dir means; None if it is not given."""
+    return None if log_directory is None else log_directory / checked_name(job or new_name())
+
+
+def _role_name(role: str | None) -> dict[str, str]:
+    """Return the variable with the role's name, as torchrun's ranks have it."""
+    return {} if role is None else {ROLE_NAME: role}
+
+
+def _faults(file: Path | None, start: Start) -> dict[str, str]:
     """Return the variable with the faults that are to be caused on purpose."""
     if file is None:
         return {}
-    return {env.FAULTS: msgspec.json.encode(load_schedule(file, nodes, ranks_per_node)).decode()}
+    return {env.FAULTS: msgspec.json.encode(load_schedule(file, start.nodes, start.ranks_per_node)).decode()}
 
 
 def _run_roles(file: Path, context: click.Context) -> int:

@@ -400,7 +400,7 @@ def required(token: Token | None) -> Token:
     if token is None:
         raise ConfigurationError(
             "several machines need the job's token: `(umask 077; midstep token > job.token)` on one of them, and "
-            "--token-file job.token, or its text in MIDSTEP_TOKEN, on all."
+            "--token-file job.token, or its text in MIDSTEP_TOKEN, on all; or as ~/.midstep/token in the home of all."
         )
     return token
 

@@ -34,7 +34,7 @@ from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
 from ..protocol.run_directories import is_held
-from ..protocol.token import RoleToken, job_of, operating, read_token
+from ..protocol.token import TOKEN_FILE_VARIABLE, RoleToken, job_of, operating, read_token
 from .directories import (
     GroupFounding,
     checked_name,
@@ -53,7 +53,6 @@ from .directories import (
 from .supervisor import why_no_answer
 
 CONTROLLER_VARIABLE = "MIDSTEP_CONTROLLER"
-TOKEN_FILE_VARIABLE = "MIDSTEP_TOKEN_FILE"
 ELSEWHERE_S = 10.0  # a way between machines, and a controller that comes up meanwhile
 ASK_S = 2.0
 NOT_BEGUN = "not begun"

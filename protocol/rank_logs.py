@@ -34,6 +34,11 @@ def debug_log(job_directory: str, rank: int, incarnation: int) -> Path:
     return Path(job_directory) / _DIRECTORY / f"rank-{rank}.{incarnation}.debug.log"
 
 
+def error_file(job_directory: str, rank: int, incarnation: int) -> Path:
+    """Return the file in which torch's `@record` writes what the script raised, as JSON."""
+    return Path(job_directory) / _DIRECTORY / f"rank-{rank}.{incarnation}.error.json"
+
+
 def built_log(job_directory: str, rank: int, spare: str = "") -> Path:
     """Return the file that holds what processes print that are built ahead for a rank, up to the train function.
 

@@ -40,6 +40,8 @@ _PLATFORM = "platform"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _DATA_LINK = "..data"
 _ROOT = 0
+TOKEN_FILE_VARIABLE = "MIDSTEP_TOKEN_FILE"
+HOME_TOKEN = Path("~/.midstep/token")  # of the jobs on several machines of a user whose home they share
 KEY_BYTES = 32
 _SALT = b"midstep key pair, version 1"
 
@@ -314,6 +316,15 @@ def require_private(path: Path, missing: str) -> None:
             f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o}): chmod {wanted:o} it; "
             "if others may have read it, make new keys and restart the job."
         )
+
+
+def found_token_file(environment: Mapping[str, str]) -> Path | None:
+    """Return the file with the token that the environment names, or the one in the user's home; None without both."""
+    named = environment.get(TOKEN_FILE_VARIABLE)
+    if named:
+        return Path(named)
+    own = HOME_TOKEN.expanduser()
+    return own if own.is_file() else None
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:

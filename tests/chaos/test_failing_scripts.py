@@ -1,5 +1,6 @@
 """Scripts that fail before they train: the user reads why, first, wherever the end of the job is told."""
 
+import json
 import os
 import subprocess
 import sys
@@ -46,3 +47,25 @@ def test_the_cause_stands_first_in_run_status_and_report(failure: str, said: str
     assert [line for line in ran.splitlines() if line.startswith(f"midstep: {said}")], ran
     for shown in (midstep("status", str(directory)), midstep("report", str(directory))):
         assert said in " ".join(shown.split()), shown
+
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    raise ValueError("what torchrun would show")
+
+main()
+"""
+
+
+def test_an_exception_under_torchs_record_is_written_to_a_file_beside_the_log(tmp_path: Path) -> None:
+    """`@record` writes where TORCHELASTIC_ERROR_FILE says."""
+    script, directory = tmp_path / "train.py", tmp_path / "job"
+    script.write_text(RECORDED)
+    subprocess.run(
+        [MIDSTEP, "run", "--quiet", "--job-dir", str(directory), str(script)], capture_output=True, check=False
+    )
+    written = json.loads((directory / "logs" / "rank-0.1.error.json").read_text())
+    assert written["message"]["message"] == "ValueError: what torchrun would show"

@@ -1,6 +1,7 @@
 """How a machine comes to a job: torchrun's flags, what launchers say, where to meet, and who runs the controller."""
 
 import argparse
+import os
 import secrets
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.job_options import REFUSED, WITHOUT_EFFECT
+from midstep.cli.numbers import RanksPerNode
 from midstep.cli.run import command
 from midstep.launch import meeting as here
 from midstep.launch.job import Start, let_nodes_join, require_loopback, require_unexpired, required
@@ -29,9 +31,10 @@ from midstep.launch.meeting import (
     meets_itself,
 )
 from midstep.launch.meeting import RendezvousPoint as Point
+from midstep.protocol.bounds import MOST_OF_A_NODE
 from midstep.protocol.discovery import endpoints, split
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.token import FullToken, new_token, parse_token
+from midstep.protocol.token import FullToken, new_token, parse_token, token_text
 
 # --- torchrun's flags -------------------------------------------------------------------------------------------------
 
@@ -68,10 +71,8 @@ def test_flags_that_are_not_midsteps_have_no_other_meaning_there(name: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--log-dir", "x"], "--log-dir is not taken: write --job-dir DIR"),
-        (["--redirects", "3"], "--redirects is not taken"),
-        (["-t", "1"], "--tee is not taken"),
-        (["--run_path"], "--run-path is not taken"),
+        (["--redirects", "4"], "write 0, 1 (stdout), 2 (stderr) or 3 (both)"),
+        (["-t", "1:9"], "write 0, 1 (stdout), 2 (stderr) or 3 (both)"),
         (["--virtual-local-rank"], "--virtual-local-rank is not taken"),
         (["--rdzv-backend", "etcd"], "'etcd': the controller is where machines meet"),
         (["--rdzv-conf", "close_timeout=3"], "deadlines.stop_grace_s of the policy"),
@@ -107,7 +108,62 @@ def test_torchruns_variables_are_taken(tmp_path: Path) -> None:
     environment = {"PET_RDZV_ENDPOINT": "127.0.0.1:1", "MIDSTEP_TOKEN": ""}
 
     assert "need the job's token" in CliRunner().invoke(command, [str(tmp_path / "train.py")], env=environment).output
-    assert "--tee is not taken" in CliRunner().invoke(command, ["train.py"], env={"PET_TEE": "2"}).output
+    assert "write 0, 1 (stdout)" in CliRunner().invoke(command, ["train.py"], env={"PET_TEE": "9"}).output
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "ranks"), [("gpu", 4, 4), ("auto", 4, 4), ("auto", 0, os.cpu_count()), ("gpu", 0, None)]
+)
+def test_ranks_are_counted_as_torchrun_counts_them(
+    monkeypatch: pytest.MonkeyPatch, words: str, gpus: int, ranks: int | None
+) -> None:
+    """Where there is no GPU, `gpu` is refused, and `auto` means processors."""
+    monkeypatch.setattr("midstep.cli.numbers._gpus", lambda: gpus)
+    kind = RanksPerNode(MOST_OF_A_NODE)
+    if ranks is None:
+        with pytest.raises(click.BadParameter, match="torch finds no CUDA device on this machine"):
+            kind.convert(words, None, None)
+    else:
+        assert kind.convert(words, None, None) == ranks
+
+
+def test_torchruns_flags_for_output_and_processes_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the ranks print the logs have all in any case; --redirects 3 shows none of it."""
+    asked: list[tuple[Start, bool]] = []
+    monkeypatch.setattr("midstep.cli.run.create_job", lambda start: start)
+    monkeypatch.setattr("midstep.cli.run.run_job", lambda start, *, quiet: asked.append((start, quiet)))
+    words = ["--log-dir", str(tmp_path), "-r", "3", "--role", "trainer", "--nproc-per-node", "cpu", "--run-path"]
+
+    CliRunner().invoke(command, [*words, "--job", "demo", "train.py"], catch_exceptions=False)
+    CliRunner().invoke(command, ["--tee", "3", "-r", "0:1,1:3", "--nproc-per-node", "auto", "train.py"])
+
+    (first, first_quiet), (second, second_quiet) = asked
+    assert first.job_directory == tmp_path / "demo"
+    assert first.environment == {"ROLE_NAME": "trainer"}
+    assert first.ranks_per_node == second.ranks_per_node == os.cpu_count()
+    assert (first_quiet, second_quiet) == (True, False)
+    assert second.job_directory is None
+
+
+@pytest.mark.parametrize("place", ["environment", "home"])
+def test_torchruns_line_joins_with_a_token_that_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It needs no word more on two machines that share a home, or an environment."""
+    token = new_token()
+    file = tmp_path / ".midstep" / "token" if place == "home" else tmp_path / "job.token"
+    file.parent.mkdir(exist_ok=True, mode=0o700)
+    file.write_text(token_text(token))
+    file.chmod(0o600)
+    asked: list[object] = []
+    monkeypatch.setattr("midstep.cli.run.prepare", lambda where, secret, start, wishes: asked.append(secret))
+    named = {} if place == "home" else {"MIDSTEP_TOKEN_FILE": str(file)}
+    environment = {"HOME": str(tmp_path), "MIDSTEP_TOKEN": "", **named}
+    line = ["--nnodes", "2", "--rdzv-id", "demo", "--rdzv-backend", "c10d", "--rdzv-endpoint", "m0:29400", "train.py"]
+
+    CliRunner().invoke(command, line, env=environment)
+
+    assert asked == [token]
 
 
 # --- where to meet ----------------------------------------------------------------------------------------------------

@@ -75,8 +75,6 @@ def test_a_command_that_is_not_there_is_answered_with_the_nearest(typed: str, wo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nproc-per-node", "auto"], "'auto': midstep starts as many ranks as you say; give the number"),
-        (["--nproc_per_node", "gpu"], "give the number"),
         (["--nnodes", "4:1"], "'4:1': the fewest nodes come first, as in 1:4"),
         (["--nnodes", "1:"], "'' is not a whole number of at least 1"),
         (["--nnodes", "two"], "'two' is not a whole number of at least 1"),
