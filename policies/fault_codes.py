@@ -13,8 +13,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..protocol.compat import StrEnum
-from ..protocol.types import FaultKind, FaultLevel, FaultReport
+from ..protocol.enums import StrEnum
+from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 
 class Treatment(StrEnum):
@@ -45,6 +45,11 @@ TREATMENTS: dict[FaultLevel, Treatment] = {
     FaultLevel.PRE_SEPARATE_NPU: Treatment.CLOSE,
     FaultLevel.SUB_HEALTH: Treatment.WATCH,
 }
+
+
+def asks_to_leave(report: FaultReport) -> bool:
+    """Whether nothing may run where the fault is, whichever process it is."""
+    return TREATMENTS[report.level] is Treatment.LEAVE and report.assertion is not Assertion.RECOVER
 
 
 class LevelName(StrEnum):

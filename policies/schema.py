@@ -11,9 +11,9 @@ from typing import Annotated
 
 import msgspec
 
-from ..devices.kinds import CPU, GLOO, communicator_names, device_names
-from ..protocol.compat import StrEnum
-from ..protocol.faults import ExceptionPattern
+from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_names
+from ..protocol.enums import StrEnum
+from ..protocol.exception_pattern import ExceptionPattern
 from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
@@ -287,6 +287,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""
         return entry_for(rung, self.ladder)
+
+    @property
+    def script_writes(self) -> bool:
+        """Whether checkpoints are written by the script, whose groups are its framework's own."""
+        return self.communicator.name == EXTERNAL
 
 
 def entry_for(rung: Rung, ladder: Iterable[RungPolicy]) -> RungPolicy | None:

@@ -1,15 +1,13 @@
 """The one list of what must always hold: unit tests, simulation, exploration and mutants hold the product against it.
 
-Each invariant has a name. `contradictions` says where the state of the recovery machine contradicts itself; it is asked
-after every event, and what it refuses is what a reader of the handlers may rely on never to see.
+Each invariant has a name. `contradictions` says which facts of the machine's state cannot be true together: those of
+the whole here, those of a topic in its file. It is asked after every event; a reader of the topics may rely on it.
 """
 
 from collections.abc import Iterator
 
-from ..controller.handlers.barriers import UNSETTLED
-from ..controller.recovery.incident import OpenIncident, Verdict
-from ..controller.recovery.state import OVER, JobState, Phase
-from ..controller.recovery.world import NodeState
+from ..controller.recovery.machine import TOPICS, UNSETTLED
+from ..controller.recovery.state import JobState, Phase
 from ..controller.recovery.world import RankState as S
 from ..protocol.compat import StrEnum
 from ..protocol.types import Rung
@@ -69,11 +67,10 @@ class InvariantBroken(AssertionError):
 
 def contradictions(state: JobState) -> list[str]:
     """Return what cannot be true together, in words; empty when the state is as it should be."""
-    phase = state.phase
-    return [*_ranks(state, phase), *_incident(state, phase), *_waiting(state, phase), *_ahead(state, phase)]
+    return [*_of_the_whole(state, state.phase), *(what for topic in TOPICS for what in topic.contradictions(state))]
 
 
-def _ranks(state: JobState, phase: Phase) -> Iterator[str]:
+def _of_the_whole(state: JobState, phase: Phase) -> Iterator[str]:
     world = state.world
     standing: dict[S, set[int]] = {}
     for holder in world.holders:
@@ -86,46 +83,7 @@ def _ranks(state: JobState, phase: Phase) -> Iterator[str]:
     misfits = [f"{holder.rank} {holder.state}" for holder in world.holders if fitting and holder.state not in fitting]
     if misfits:
         yield f"the job is {phase}, and of its ranks {', '.join(misfits)}"
-    asked = world.ranks(S.REJOINING, S.READY, S.RESUMING, S.TRAINING, S.FINISHED, S.RELEASED)
-    if phase is Phase.SAVING and asked - state.incident.culprits.keys():
-        yield f"the job is saving, and ranks {sorted(asked)} were not asked to stop"
-
-
-def _incident(state: JobState, phase: Phase) -> Iterator[str]:
-    incident = state.incident
-    if phase is Phase.RUNNING and incident != OpenIncident():
-        yield f"the job is running, and something is wrong: {incident}"
-    untreated = incident.held(Verdict.CULPRIT, Verdict.MENDING)
-    if untreated and phase not in {Phase.WAITING, *OVER}:
-        yield f"the job is {phase}, and nothing was decided about ranks {sorted(untreated)}"
-    if incident.attempt.rungs and state.history.open is None and phase is not Phase.ENDED:
-        yield f"{incident.attempt.rungs[-1]} is under way, and no incident is on record"
-
-
-def _waiting(state: JobState, phase: Phase) -> Iterator[str]:
-    if state.due.held - state.world.ranks(S.STARTING):
-        yield f"ranks {sorted(state.due.held)} wait for their devices, and not all of them are to be started"
-    if state.due.unplaced - state.world.ranks(S.STARTING):
-        yield f"ranks {sorted(state.due.unplaced)} wait for a node, and not all of them are to be started"
-    if state.due.unplaced and state.due.nodes_s is None:
-        yield f"ranks {sorted(state.due.unplaced)} wait for a node, and that has no deadline"
-    if state.saving.outstanding and phase not in {Phase.SAVING, Phase.PAUSING}:
-        yield f"the job is {phase}, and ranks {sorted(state.saving.outstanding)} are to save"
-    due = state.due
-    deadlines = (due.phase_s, due.newcomers_s, due.devices_s, due.nodes_s)
-    if phase in _LIMITED and all(at is None for at in deadlines) and not state.has_put_off:
+    if phase in _LIMITED and state.due.phase_s is None and not state.due.incident and not state.has_put_off:
         yield f"the job is {phase}, and that has no deadline"
     if state.history.ignored.get(UNSETTLED):
         yield "the rules about how ranks stand together do not settle"
-
-
-def _ahead(state: JobState, phase: Phase) -> Iterator[str]:
-    covered: dict[str, str] = {}
-    for node in state.world.nodes.values() if phase is Phase.RUNNING else ():
-        if node.ahead.nodes and node.state is not NodeState.SPARE:
-            yield f"{node.name} is {node.state}, and is to build processes for {', '.join(node.ahead.nodes)}"
-        for name in node.ahead.nodes:
-            if state.world.nodes[name].state is not NodeState.ACTIVE:
-                yield f"{node.name} is to build processes for {name}, which is {state.world.nodes[name].state}"
-            if covered.setdefault(name, node.name) != node.name:
-                yield f"{covered[name]} and {node.name} are both to build processes for {name}"

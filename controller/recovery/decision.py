@@ -1,114 +1,83 @@
-"""From a fault to a rung: collect the facts, ask the ladder, carry out its answer."""
+"""TOPIC: from a fault to a rung: collect the facts, ask the ladder, carry out its answer.
 
-from collections.abc import Iterable
+A decision is made whenever an incident begins or takes a turn: for a new fault, a deadline that was missed, or a rung
+that failed. Ranks that fail while the attempt under way still gathers all ranks widen it; ranks that it has replaced
+already, and rungs that have failed, call for another attempt.
+"""
+
+from collections.abc import Iterator
 
 import msgspec
 
-from ...policies.budgets import WORLD_RESTARTS, Facts, FailedRung, NodeFailure, Spent, failures_by_node, worn_out
+from ...policies.budgets import WORLD_RESTARTS, Facts, FailedRung, Spent
+from ...policies.fault_codes import Treatment, closed_text
 from ...policies.ladder import Choice
-from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, Rung
-from ...protocol.wording import summary_line
-from ..changes.boundary import give_up
-from ..changes.generation import (
-    leave_node,
-    nodes_needed,
-    open_generation,
-    replace_node,
-    request_missing,
-    restart,
-    widen_generation,
+from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, RestoreSource, Rung
+from .incident import OpenIncident, Verdict
+from .orders import leave_node, replace_node
+from .state import JobState, Phase, Reschedule, Resize, Result
+from .topic import (
+    Decide,
+    GiveUpChange,
+    OpenGeneration,
+    Recs,
+    Restart,
+    RungFailed,
+    SaveFirst,
+    StopNow,
+    Topic,
 )
-from ..changes.scaling import least_nodes
-from ..changes.shutdown import begin_stop, save_first, saves_first
-from ..changes.spares import built_on_spares
-from . import memory_faults
-from .hardware_faults import closed_nodes
-from .incident import Verdict
-from .state import JobState, Phase, Reschedule, Resize
 from .world import NodeState
 
-
-def blame(state: JobState, report: FaultReport) -> None:
-    """Hold a rank, or all ranks of a node, at fault. A replacement that is lost again calls for another attempt."""
-    ranks = [report.rank] if report.rank is not None else []
-    if report.rank is None and report.node is not None:
-        ranks = [holder.rank for holder in state.world.on(report.node)]
-    count_failure(state, ranks)
-    if report.trusted_step is not None:
-        state.incident = state.incident.doubt(report.trusted_step)
-    for rank in ranks:
-        memory_faults.note(state, rank, report)
-        verdict = state.incident.verdict(rank)
-        if not report.mendable or not state.world.holders[rank].resilient or verdict is Verdict.CULPRIT:
-            state.incident = state.incident.blame(rank, report)
-            continue
-        if verdict is Verdict.MENDED:
-            reason = f"{report.kind} again in rank {rank}, which had mended itself: {summary_line(report.detail)}"
-            state.incident = state.incident.rule_out(Rung.RETRY_STEP, reason)
-        state.incident = state.incident.let_mend(rank, report)
+# What keeps a node in use from getting new processes.
+_CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
+_RESTART = frozenset({Treatment.RESTART})
 
 
-def rung_failed(state: JobState, rung: Rung | None, reason: str, now: float, *, decide_now: bool = True) -> None:
-    """Remember that a rung (None: the attempt under way) did not lead to a resume, and choose again.
+def _rung_failed(state: JobState, rec: RungFailed) -> Recs:
+    """Remember that a rung did not lead to a resume, and choose again.
 
     Where no further rank is at fault, those whom the attempt was about are: the next rung is for them.
     """
-    failed = (rung,) if rung is not None else state.incident.attempt.rungs
+    failed = (rec.rung,) if rec.rung is not None else state.incident.attempt.rungs
     for each in failed:
-        state.incident = state.incident.rule_out(each, reason)
+        state.incident = state.incident.rule_out(each, rec.reason)
     nobody_new = not state.incident.held(Verdict.CULPRIT, Verdict.MENDING)
-    if rung is None and nobody_new and not {*failed} & {*WORLD_RESTARTS}:
+    if rec.rung is None and nobody_new and not {*failed} & {*WORLD_RESTARTS}:
         state.incident = state.incident.return_replaced()
         if Rung.RECOVER in failed:
-            reason = f"{Rung.RECOVER}, which does more, has failed: {reason}"
+            reason = f"{Rung.RECOVER}, which does more, has failed: {rec.reason}"
             state.incident = state.incident.rule_out(Rung.RECOVER_IN_PLACE, reason)
-    if decide_now:
-        decide(state, now)
+    return [Decide()] if rec.decide else None
 
 
-def decide(state: JobState, now: float) -> None:
-    """Ask the ladder, remember its answer, do it. Runs whenever an incident begins or takes a turn."""
-    give_up(state, "an incident came between", now)
-    widens = _widens(state)
-    # Its survivors know already that processes are replaced.
-    gathers = widens and bool(state.incident.replaced)
-    if not widens:
-        state.begin_attempt()
-    choice = state.ladder.choose(gather(state, now))
-    state.decided(choice.decision)
-    cost = _widened(state.incident.attempt.cost, choice.course.cost)
-    state.incident = state.incident.take(choice.decision.rung, cost)
-    _carry_out(state, choice, now, gathers=gathers)
+def _stop_now(state: JobState, rec: StopNow) -> Recs:
+    if state.planned.current is not None:
+        return [GiveUpChange("the job stops"), rec]
+    state.decided(Decision(Rung.STOP, rec.reason))
+    return [SaveFirst(Result(1, rec.reason))]
 
 
-def stop_now(state: JobState, reason: str, now: float) -> None:
-    """End the job for a reason that no rung can mend."""
-    give_up(state, "the job stops", now)
-    state.decided(Decision(Rung.STOP, reason))
-    begin_stop(state, reason, now)
-
-
-def blame_and_decide(state: JobState, reports: list[FaultReport], now: float) -> None:
-    """Take faults for what they are: remember them, hold whom they name at fault, choose a rung. None: do nothing."""
-    for report in reports:
-        state.remember(report, now)
-        blame(state, report)
-    if reports:
-        decide(state, now)
-
-
-def _widens(state: JobState) -> bool:
-    """Whether further ranks have failed while the attempt under way still gathers all ranks: it takes them in.
-
-    Ranks that it has replaced already, and rungs that have failed, call for another attempt.
-    """
+def _decide(state: JobState, rec: Decide) -> Recs:
+    """Ask the ladder, remember its answer, do it."""
+    if state.planned.current is not None:
+        return [GiveUpChange("an incident came between"), rec]
     incident = state.incident
-    return (
+    widens = (
         state.turn.came_in is Phase.QUIESCING
         and bool(incident.attempt.rungs)
         and not incident.ruled_out.keys() & {*incident.attempt.rungs}
         and not incident.replaced.intersection(incident.culprits)
     )
+    # Its survivors know already that processes are replaced.
+    gathers = widens and bool(incident.replaced)
+    if not widens:
+        state.begin_attempt()
+    choice = state.ladder.choose(_gather(state))
+    state.decided(choice.decision)
+    cost = _widened(state.incident.attempt.cost, choice.course.cost)
+    state.incident = state.incident.take(choice.decision.rung, cost)
+    return _carry_out(state, choice, gathers=gathers)
 
 
 def _widened(cost: tuple[Spent, ...], charges: tuple[Spent, ...]) -> tuple[Spent, ...]:
@@ -123,85 +92,96 @@ def _widened(cost: tuple[Spent, ...], charges: tuple[Spent, ...]) -> tuple[Spent
     return tuple(own.values())
 
 
-def gather(state: JobState, now: float) -> Facts:
+def _gather(state: JobState) -> Facts:
     """Return what the ladder may look at."""
     world, incident = state.world, state.incident
-    resilient = any(holder.resilient for holder in world.holders)
-    # Who could not be mended is the next rung's to treat.
+    # Ranks that could not repair themselves are left to the next rung.
     unmended = (Verdict.MENDED,) if Rung.RETRY_STEP in incident.ruled_out else ()
     culprits, mendable = incident.culprits, incident.held(Verdict.MENDING, *unmended)
     at_fault = (*culprits.values(), *mendable.values(), *incident.suspicions)
+    resilient = frozenset(holder.rank for holder in world.holders if holder.resilient)
     # --max-restarts is for scripts that fail; what a detector saw is not the script's doing.
     hardware = any(fault.seen_by.startswith(DETECTOR_PREFIX) for fault in culprits.values())
     return Facts(
-        now=now,
-        faults=tuple({id(f): f for f in at_fault}.values()),
+        now=state.now,
+        faults=tuple({id(fault): fault for fault in at_fault}.values()),
         culprits=tuple(sorted(culprits)),
         mendable=tuple(sorted(mendable)),
         nodes={holder.rank: holder.node for holder in world.holders},
-        healthy=frozenset(
-            h.rank for h in world.holders if h.resilient and h.rank not in culprits and h.rank not in mendable
-        ),
-        resilient=resilient,
+        healthy=resilient.difference(culprits, mendable),
+        resilient=bool(resilient),
         max_restarts=None if state.ever_resilient or hardware else state.job.max_restarts,
         nodes_lost=frozenset(world.named(NodeState.LOST)),
         isolated=frozenset(world.named(NodeState.ISOLATED)),
-        closed=closed_nodes(state, now),
+        closed=_closed_nodes(state) if state.book.faults else {},
         spare_nodes=tuple(world.spares()),
-        built_ahead=built_on_spares(state),
+        built_ahead=world.built_ahead(),
         can_create_nodes=state.arrivals.can_be_created,
         promised_nodes=len(world.named(NodeState.REQUESTED)),
         taken=incident.taken,
         failed=tuple(FailedRung(rung, reason) for rung, reason in incident.ruled_out.items()),
-        spent=tuple(state.accounts.paid),
+        spent=tuple(state.accounts.paid),  # what the attempt under way has cost is widened, and not paid twice
         node_failures=tuple(state.accounts.node_failures),
-        min_nodes=least_nodes(state),
+        min_nodes=state.policy.scale.min_nodes,
     )
 
 
-def current_rung(state: JobState) -> Rung | None:
-    """Return the rung under way in the open incident."""
-    return state.history.open.rung if state.history.open else None
+def _closed_nodes(state: JobState) -> dict[str, str]:
+    """Return the nodes in use that are to get no new process, each with the reason."""
+    closed: dict[str, str] = {}
+    limit_s = state.policy.faults.in_place_age_s
+    for name in state.world.named(NodeState.ACTIVE):
+        for fault in state.book.on(name, _CLOSED):
+            closed.setdefault(name, closed_text(name, fault.level, _what(fault)))
+        for fault in state.book.on(name, _RESTART):
+            stood_s = fault.age_s + state.now - fault.at_s
+            if stood_s > limit_s:
+                text = f"{fault.level} {_what(fault)} on node {name} has stood for {stood_s:.0f} s"
+                closed.setdefault(name, f"{text}; up to {limit_s:g} s a restart in place can mend it")
+    return closed
 
 
-def _carry_out(state: JobState, choice: Choice, now: float, *, gathers: bool) -> None:
+def _what(fault: FaultReport) -> str:
+    code = f"{fault.code} " if fault.code else ""
+    return f"{code}of device {fault.device}" if fault.device is not None else f"{code}of the node"
+
+
+# --- the answer is carried out ----------------------------------------------------------------------------------------
+
+
+def _carry_out(state: JobState, choice: Choice, *, gathers: bool) -> Recs:
     """Do what the ladder has chosen; `gathers`: in the generation that gathers already."""
     rung, course = choice.decision.rung, choice.course
     if rung is Rung.STOP:
-        begin_stop(state, choice.decision.reason, now)
-        return
+        return [SaveFirst(Result(1, choice.decision.reason))]
     state.incident = state.incident.treat(course.replace)
     if rung in WORLD_RESTARTS:
-        _reschedule(state, rung, course.leave, now)
-        return
+        return _reschedule(state, rung, course.leave)
     for name in course.leave:
         leave_node(state, name, course.to.get(name, ""))
-    open_or_widen = widen_generation if gathers else open_generation
-    open_or_widen(state, course.replace, now)
-    if state.due.unplaced:
-        request_missing(state)
+    return [OpenGeneration(course.replace, widen=gathers, ask_for_nodes=True)]
 
 
-def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...], now: float) -> None:
+def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...]) -> Recs:
     """Restart the world: on the nodes that stay and replacements for the others, or on new nodes only.
 
     Healthy ranks save first, those on the nodes that are left, too, so these go after that.
     """
     state.incident = state.incident.replaces_all(state.world.size)
     every_node = rung is not Rung.RESCHEDULE_POD
-    if not every_node and least_nodes(state) is not None and not _enough_nodes(state, apart_from=leave):
-        save_first(state, now, Resize(_replace_lost(state, leave)))
-        return
+    if not every_node and state.policy.scale.min_nodes is not None:
+        nodes = {*state.world.named(NodeState.ACTIVE, NodeState.SPARE)} - {*leave}
+        if len(nodes) < state.nodes_needed:
+            return [SaveFirst(Resize(_replace_lost(state, leave)))]
     goal = Reschedule(every_node=True) if every_node else Reschedule(_replace_lost(state, leave))
-    if saves_first(state):
-        save_first(state, now, goal)
-    else:
-        restart(state, now, goal)
+    return [SaveFirst(goal)] if _saves_first(state) else [Restart(goal)]
 
 
-def _enough_nodes(state: JobState, apart_from: tuple[str, ...]) -> bool:
-    nodes = {*state.world.named(NodeState.ACTIVE, NodeState.SPARE)} - {*apart_from}
-    return len(nodes) >= nodes_needed(state)
+def _saves_first(state: JobState) -> bool:
+    """Whether a checkpoint is written before all processes are restarted: not where no process would load it."""
+    policy = state.policy
+    loaded = RestoreSource.CHECKPOINT in policy.restore or policy.script_writes
+    return policy.save_before_reschedule and loaded and state.ever_resilient
 
 
 def _replace_lost(state: JobState, leave: tuple[str, ...]) -> tuple[str, ...]:
@@ -212,36 +192,15 @@ def _replace_lost(state: JobState, leave: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in leave if name not in gone)
 
 
-def with_rank(report: FaultReport, rank: int, node: str, incarnation: int) -> FaultReport:
-    """Return a suspicion as a fault of one rank."""
-    return msgspec.structs.replace(report, rank=rank, node=node, incarnation=incarnation)
+def _contradictions(state: JobState) -> Iterator[str]:
+    if state.phase is Phase.RUNNING and state.incident != OpenIncident():
+        yield f"the job is running, and something is wrong: {state.incident}"
+    if state.incident.attempt.rungs and state.history.open is None and state.phase is not Phase.ENDED:
+        yield f"{state.incident.attempt.rungs[-1]} is under way, and no incident is on record"
 
 
-# --- how often nodes have failed: what the policy's `node.failures` is held against -------------------------------
-
-
-def count_failure(state: JobState, ranks: Iterable[int]) -> None:
-    """Count a failure for the nodes of `ranks`.
-
-    Processes of a node that fail together are one failure of the node, and so are those that follow in the same
-    incident; a process that was started again in it and fails again is another one.
-    """
-    for rank in ranks:
-        node = state.world.holders[rank].node
-        state.incident, news = state.incident.failed(rank, node)
-        if news:
-            state.accounts.node_failures.append(NodeFailure(node, state.turn.now))
-    window_s = state.policy.node.window_s
-    if window_s:
-        accounts, now = state.accounts, state.turn.now
-        accounts.node_failures = [each for each in accounts.node_failures if now - each.at_s < window_s]
-
-
-def failure_counts(state: JobState, now: float) -> dict[str, int]:
-    """Return how often each node has failed, as of `now`, for status."""
-    return dict(failures_by_node(state.accounts.node_failures, state.policy.node, now))
-
-
-def too_many(state: JobState, node: str, now: float) -> str | None:
-    """Say that a node has failed too often to be used again; None when it has not."""
-    return worn_out(node, failure_counts(state, now).get(node, 0), state.policy.node)
+DECISION = Topic(
+    name="decision",
+    answers={Decide: _decide, RungFailed: _rung_failed, StopNow: _stop_now},
+    contradictions=_contradictions,
+)

@@ -16,10 +16,12 @@ from ...protocol.types import Assertion, FaultLevel, FaultReport
 
 MAX_STANDING = 10_000  # a cluster's documents speak of all its nodes; the oldest entry goes
 MAX_OF_ONE = 5_000  # of one detector: its own oldest goes, so that none can push out what others have seen
+MAX_PUT_OFF = 1000  # faults that wait for a world
 MAX_COUNTED = 10_000  # devices and codes whose occurrences are counted
 
 # Nothing but the detector's word that it is over makes such a device good again, however it was asserted.
 _LASTING = frozenset({Treatment.LEAVE, Treatment.CLOSE})
+UNFIT = frozenset(Treatment) - {Treatment.NOTE}  # a fault that keeps a node without ranks from being chosen
 
 Key = tuple[str, ...]
 
@@ -35,7 +37,7 @@ class FaultBook:
     too_often: tuple[TooOften, ...] = ()
     put_off: list[FaultReport] = field(default_factory=list)  # came while there was no world to recover
     visible: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _standing: dict[Key, StandingFault] = field(default_factory=dict)
+    faults: dict[Key, StandingFault] = field(default_factory=dict)
     _keys: dict[str, dict[Key, None]] = field(default_factory=dict)  # by detector, the oldest first
     _times: dict[Key, list[float]] = field(default_factory=dict)
 
@@ -45,16 +47,25 @@ class FaultBook:
         It is news when the detector had not said it before, or says now that it is worse.
         """
         key = _key(report)
-        known = self._standing.get(key)
+        known = self.faults.get(key)
         if known is None:
             report = self._counted(report, now)
         elif TREATMENTS[report.level] is TREATMENTS[known.report.level] or _raised(known.report):
-            self._standing[key] = msgspec.structs.replace(known, times=known.times + 1)
+            self.faults[key] = msgspec.structs.replace(known, times=known.times + 1)
             return known.report, False
         if report.assertion is Assertion.OCCUR or TREATMENTS[report.level] in _LASTING:
             since_s = now if known is None else known.since_s
             self._stand(key, StandingFault(report, since_s, 1 if known is None else known.times + 1))
         return report, True
+
+    def put_off_for_later(self, report: FaultReport) -> None:
+        """Keep a fault for when there is a world again; of too many the oldest goes."""
+        self.put_off = [*self.put_off[-MAX_PUT_OFF + 1 :], report]
+
+    def take_put_off(self) -> list[FaultReport]:
+        """Return the faults that were kept, once."""
+        reports, self.put_off = self.put_off, []
+        return reports
 
     def clear(self, report: FaultReport) -> StandingFault | None:
         """Remove what has recovered, and return it; None when the book does not have it."""
@@ -67,7 +78,7 @@ class FaultBook:
         """
         return [
             fault.report
-            for fault in self._standing.values()
+            for fault in self.faults.values()
             if fault.report.node == node
             and TREATMENTS[fault.report.level] in treatments
             and self.concerns_ranks(fault.report)
@@ -95,21 +106,21 @@ class FaultBook:
 
     def standing(self) -> tuple[StandingFault, ...]:
         """Return every entry, the oldest first."""
-        return tuple(self._standing.values())
+        return tuple(self.faults.values())
 
     def _stand(self, key: Key, fault: StandingFault) -> None:
         """Enter a fault as the latest, and strike out the oldest where there are too many."""
         self._remove(key)
-        self._standing[key] = fault
+        self.faults[key] = fault
         of_one = self._keys.setdefault(key[0], {})
         of_one[key] = None
         if len(of_one) > MAX_OF_ONE:
             self._remove(next(iter(of_one)))
-        if len(self._standing) > MAX_STANDING:
-            self._remove(next(iter(self._standing)))
+        if len(self.faults) > MAX_STANDING:
+            self._remove(next(iter(self.faults)))
 
     def _remove(self, key: Key) -> StandingFault | None:
-        fault = self._standing.pop(key, None)
+        fault = self.faults.pop(key, None)
         if fault is not None:
             del self._keys[key[0]][key]
             if not self._keys[key[0]]:

@@ -1,33 +1,110 @@
-"""The recovery machine: the pure heart of the controller.
+"""The recovery machine: the pure heart of the controller. Events in, actions out; the clock is an argument.
 
-Events in, actions out; the clock is an argument. It reads no clock, opens nothing, and remembers only what the events
-told it, so its journal is the truth about it: replay the events, and it stands where it stood.
+THEORY OF OPERATION
+
+The machine reads no clock, opens nothing, and remembers only what the events told it. So its journal is the truth about
+it: replay the events, and it stands where it stood, and asks for the same actions in the same order. A controller that
+takes over replays, is told `ControllerStarted`, and sends what is owed; nothing else is needed to go on.
+
+*Facts, and the phase that follows from them.* The state (`state.py`) is facts: where the process of each rank stands
+(`world.py`, by a table), the open incident (`incident.py`), the repair that was planned, the checkpoint that is being
+written, the change that waits for a boundary. The job's phase is not stored. It is derived: no process at all is
+`waiting`; processes on their way are `starting` (all together) or `quiescing` (some survive); a planned repair is
+`rejoining`, then `resuming`; then the job is `running`, `finishing`, `ended`. A suspicion, a planned stop, or a
+checkpoint before an end shows as `suspecting`, `pausing`, `saving`, whatever the ranks are doing underneath.
+
+*Two barriers.* An incident is a way through two barriers. When a fault is decided, a new generation is opened: its
+number fences off whatever is said in earlier ones. Survivors are ordered to quiesce; the ranks at fault get another
+process. Barrier one closes when every survivor has stopped and cleaned, and every newcomer has reached its train
+function. Only then the whole picture is known, and the repair is planned from the step reports (`repair.py`): the step
+to which all go, and which rank sends what to which. All rejoin. Barrier two closes when all are rebuilt, repaired and
+rolled back to that step. All resume, and the incident is over when each rank has committed the first new step. A fault
+on the way does not start another procedure: it is decided in its turn, it widens the attempt or replaces it, and the
+next generation comes to the same two barriers.
+
+*Decisions.* Whom to blame is one question (`blame.py`), what to do about it another (`decision.py`). The ladder of the
+policy is asked for the cheapest rung that fits, with facts only; what was tried, what failed and what was spent are
+among them. Each decision carries its reason, and the reason against each cheaper rung.
+
+*Topics.* The machine is cut by topic, not by kind. Each topic is one file with a value of type `Topic` at its end: the
+events that it takes, in which phases; the recommendations that it carries out; its rules; its deadlines; what it owes a
+controller that takes over; what may never be true of it. A topic changes its own facts. It calls no other topic: it
+returns recommendations. Below the topics are the facts, and the verbs that send a command for each change
+(`orders.py`).
+
+    hardware    faults of devices and nodes: the book, and whether a rank is hurt
+    nodes       nodes that come, go, are promised and checked; the platform; operators' injuries
+    decision    facts, ladder, rung, attempt, cost
+    blame       suspicion, step clocks, struck memory, who is at fault
+    planned     nodes that are drained, between two steps
+    boundary    the step between which and the next all ranks stop for a planned change
+    lifecycle   generations, both barriers, resume, finish
+    waiting     the next process of a rank that waits for its device, or for a node
+    saving      the emergency checkpoint, stop, end
+    start       every process starts: first, again, in another size; growth
+    spares      spares that are asked for, and what they build ahead
+
+*What happens after an event*, in this order:
+
+1. Its row in the table of phases and events is looked up. An event without one changes nothing and is counted: it is
+   stale, or means nothing now. `ControllerStarted` and `DeadlinePassed` are the machine's own.
+2. The topic's handler runs. What it recommends is folded: each recommendation is handed to the topic that carries it
+   out, and what that one recommends comes first, before what was recommended earlier. So the order of commands is that
+   of a chain of calls, while no topic knows which other one acts. `Blame` before `Decide`, `GiveUpChange` before a
+   decision, `Gone` after it: the order in a list is the order in which it is done.
+3. Rules are asked, in the order of topics, until none holds. A rule says what follows from how everything stands
+   together (all are parked: plan the repair), whichever event came last; doing it makes it false. Handlers therefore
+   only note what each rank answers, and no order of answers needs a rule of its own.
+4. Topics look once at what can be planned (`follows`): this costs nothing while nothing is planned.
+
+Folding and rules both have a bound. That it is reached is counted as `UNSETTLED`, which every test, the simulation and
+the exploration take for a broken invariant; the job still has its deadlines.
+
+*Time.* Every phase that waits has a limit, and topics have deadlines of their own, each declared in one place. The
+earliest is `next_deadline`; the driver tells `DeadlinePassed`, and the machine finds the one that has passed: first
+what an incident waits for, then the phase, then what is planned. A controller that takes over gives those that are
+waited for their time once more, as nobody was there to hear them.
+
+*What must hold* is written down once (`testing/invariants.py`, with the contradictions of each topic), and asked after
+every event by the unit tests, the simulation, the exploration of all orders of events, and the mutants.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
+from ...policies.budgets import failures_by_node
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.errors import SnapshotUnreadable
-from ...protocol.incidents import Incident, JobStatus, RankStatus
-from ...protocol.messages import NodeEnrolled
-from ...protocol.types import JobSpec
-from ..changes.generation import wait_for_nodes
-from ..changes.planned_changes import follow, node_status
-from ..changes.spares import prepare
-from ..handlers.barriers import advance
-from ..handlers.table import TABLE
-from .decision import failure_counts
-from .events import Action, Event
+from ...protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
+from ...protocol.messages import DeleteNode, EndJob
+from ...protocol.types import PLATFORM, JobSpec, node_address
+from .blame import BLAME
+from .boundary import BOUNDARY
+from .decision import DECISION
+from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fault_book import FaultBook
-from .state import Arrivals, JobState, Meeting, Phase
-from .world import World
+from .hardware import HARDWARE
+from .lifecycle import LIFECYCLE
+from .nodes import NODES
+from .planned import PLANNED
+from .saving import SAVING
+from .spares import SPARES
+from .start import START, wait_for_nodes
+from .state import Arrivals, JobState, Phase
+from .topic import ALIVE, Owed, PhaseLimit, Recommendation, Recs, Row, Rule, Topic
+from .waiting import WAITING
+from .world import REACHABLE, Meeting, Node, NodeState, World
 
-_FOUNDED = frozenset({"job", "ladder"})
+TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, WAITING, LIFECYCLE, SAVING, START, SPARES)
+
+MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
+MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
+UNSETTLED = "rules that do not settle"
+
+_Handler = Callable[[JobState, Any], Recs]
 
 
 class Machine(Protocol):
@@ -54,22 +131,23 @@ class Machine(Protocol):
 
 
 class RecoveryMachine:
-    """Decides what is to be done about everything that happens to one job."""
+    """Decides what is to be done about everything that happens to one job. `topics`: what it is made of."""
 
     def __init__(
-        self, policy: Policy, job: JobSpec, *, can_create_nodes: bool = False, rendezvous_key: bytes = b""
+        self,
+        policy: Policy,
+        job: JobSpec,
+        *,
+        can_create_nodes: bool = False,
+        rendezvous_key: bytes = b"",
+        topics: tuple[Topic, ...] = TOPICS,
     ) -> None:
         """Begin a job. `rendezvous_key`: what the secrets of its generations are derived from."""
         world = World(size=job.world_size, ranks_per_node=job.ranks_per_node)
         book = FaultBook(job.ranks_per_node, policy.faults.too_often)
-        self._state = JobState(
-            job,
-            Ladder(policy),
-            world,
-            book,
-            Meeting(rendezvous_key),
-            arrivals=Arrivals(can_be_created=can_create_nodes),
-        )
+        arrivals = Arrivals(can_be_created=can_create_nodes)
+        self._state = JobState(job, Ladder(policy), world, book, Meeting(rendezvous_key), arrivals=arrivals)
+        self._parts = _PARTS if topics is TOPICS else _Parts(topics)
         self._started = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -77,36 +155,57 @@ class RecoveryMachine:
 
         Never raises for what comes from outside: an event that does not fit the phase changes nothing and is counted.
         """
-        state = self._state
+        state, parts = self._state, self._parts
         if isinstance(event, NodeEnrolled):
             return []  # a node counts when it joins; its admission is in the journal for the next controller
+        state.turn.now = now
         if not self._started:
             self._started = True
-            wait_for_nodes(state, now)
-        state.turn.now, state.turn.came_in = now, state.phase
-        row = TABLE.get((state.turn.came_in, type(event)))
-        if row is None:
-            state.ignore(f"{type(event).__name__} while {state.turn.came_in}")
+            self._fold(wait_for_nodes(state))
+        phase = state.turn.came_in = state.phase
+        handler = parts.table.get((phase, type(event)))
+        if handler is None:
+            state.ignore(f"{type(event).__name__} while {phase}")
             return []
-        row.handler(state, event, now)
-        advance(state, now)
-        follow(state, now)
-        prepare(state)
+        self._fold(handler(state, event))
+        for tidy in parts.tidies:
+            tidy(state)
+        self._apply_rules()
+        for follow in parts.follows:
+            self._fold(follow(state))
         actions, state.turn.actions = state.turn.actions, []
         return actions
 
-    def next_deadline(self) -> float | None:
-        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for.
+    def _fold(self, recs: Recs) -> None:
+        """Have each recommendation carried out, and what that one recommends before those that were there earlier."""
+        waiting = [*reversed([*recs])] if recs else []
+        for _ in range(MOST_RECOMMENDATIONS):
+            if not waiting:
+                return
+            rec = waiting.pop()
+            more = self._parts.answers[type(rec)](self._state, rec)
+            if more:
+                waiting += reversed([*more])
+        self._state.ignore(UNSETTLED)
 
-        What waits for no answer is due since ever: it is not put off while answers cannot arrive.
-        """
+    def _apply_rules(self) -> None:
+        """Do what follows from how everything stands together, until nothing does."""
         state = self._state
-        looks_ahead = state.phase is Phase.RUNNING or state.can_restart_larger
-        planned = (state.plans.due_s, state.plans.grow_due_s, state.arrivals.refill_due_s) if looks_ahead else ()
-        if state.has_put_off:
-            return -math.inf
-        replacements = (state.due.newcomers_s, state.due.devices_s, state.due.nodes_s)
-        return min((at for at in (state.due.phase_s, *replacements, *planned) if at is not None), default=None)
+        for _ in range(MOST_RULES):
+            for rule in self._parts.rules[state.phase]:
+                if rule.holds(state):
+                    self._fold(rule.then(state))
+                    break
+            else:
+                return
+        state.ignore(UNSETTLED)
+
+    def next_deadline(self) -> float | None:
+        """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
+        state, parts = self._state, self._parts
+        ahead = parts.ahead if _looks_ahead(state) else ()
+        times = [state.due.phase_s, *(each.due(state) for each in (*parts.deadlines, *ahead))]
+        return min((at for at in times if at is not None), default=None)
 
     @property
     def is_quiet(self) -> bool:
@@ -144,7 +243,7 @@ class RecoveryMachine:
     def status(self, now: float) -> JobStatus:
         """Return what `midstep status` shows."""
         state = self._state
-        failures = failure_counts(state, now)
+        failures = failures_by_node(state.accounts.node_failures, state.policy.node, now)
         return JobStatus(
             job=state.job.job,
             at_s=now,
@@ -166,7 +265,7 @@ class RecoveryMachine:
                 )
                 for h in state.world.holders
             ),
-            nodes=tuple(node_status(state, node, failures.get(node.name, 0)) for node in state.world.nodes.values()),
+            nodes=tuple(_node_status(state, node, failures[node.name]) for node in state.world.nodes.values()),
             budgets=state.ladder.budgets(state.spent, now),
             incidents=self.incidents,
             refused=dict(state.history.ignored),
@@ -178,6 +277,125 @@ class RecoveryMachine:
         )
 
 
+def _node_status(state: JobState, node: Node, failures: int) -> NodeStatus:
+    """Return a node as status shows it, with what is to be known of it beside its state."""
+    ranks = tuple(holder.rank for holder in state.world.on(node.name))
+    unwell = state.planned.unwell.get(node.name)
+    seen = () if unwell is None else (f"{state.planned.what_is_wrong(node.name)}: {unwell.report.detail}", unwell.note)
+    note = "; ".join(filter(None, (*seen, node.note)))
+    prepared = () if node.state is NodeState.LOST else tuple(node.prepared.values())
+    return NodeStatus(node.name, node.failure_domain, node.state.value, ranks, failures, note, prepared)
+
+
+def _looks_ahead(state: JobState) -> bool:
+    """Whether it is time for what is planned: a suspicion or an incident comes first."""
+    return state.phase is Phase.RUNNING or state.can_restart_larger
+
+
+# --- what topics come to together -------------------------------------------------------------------------------------
+
+
+class _Parts:
+    """All that a machine's topics declare, by what it is looked up by."""
+
+    def __init__(self, topics: tuple[Topic, ...]) -> None:
+        self.topics = topics
+        self.rows = (
+            *(row for topic in topics for row in topic.takes),
+            Row(ALIVE, DeadlinePassed, self._on_deadline),
+            Row(tuple(Phase), ControllerStarted, self._on_controller_started),
+        )
+        self.table: dict[tuple[Phase, type], _Handler] = {
+            (phase, row.event): row.handler for row in self.rows for phase in row.phases
+        }
+        self.answers: dict[type[Recommendation], _Handler] = {
+            kind: answer for topic in topics for kind, answer in topic.answers.items()
+        }
+        rules = [rule for topic in topics for rule in topic.rules]
+        self.rules: Mapping[Phase, tuple[Rule, ...]] = {
+            phase: tuple(rule for rule in rules if phase in rule.phases) for phase in Phase
+        }
+        self.tidies = tuple(topic.tidies for topic in topics if topic.tidies is not None)
+        self.follows = tuple(topic.follows for topic in topics if topic.follows is not None)
+        self.deadlines = tuple(each for topic in topics for each in topic.deadlines if not each.ahead)
+        self.ahead = tuple(each for topic in topics for each in topic.deadlines if each.ahead)
+        self.limits: dict[Phase, PhaseLimit] = {
+            phase: limit for topic in topics for phase, limit in topic.limits.items()
+        }
+
+    def _on_deadline(self, state: JobState, _: DeadlinePassed) -> Recs:
+        """Time has run out: for what an incident waits for, for the present phase, or for something planned."""
+        for deadline in self.deadlines:
+            at_s = deadline.due(state)
+            if at_s is not None and at_s <= state.now:
+                deadline.drop(state)
+                return deadline.overdue(state)
+        if state.due.phase_s is not None and state.due.phase_s <= state.now:
+            state.limit(None)
+            return self.limits[state.phase].overdue(state)
+        for deadline in self.ahead if _looks_ahead(state) else ():
+            at_s = deadline.due(state)
+            if at_s is not None and at_s <= state.now:
+                deadline.drop(state)
+                return deadline.overdue(state)
+        state.ignore("deadline that was met")
+        return None
+
+    def _on_controller_started(self, state: JobState, event: ControllerStarted) -> Recs:
+        """A controller has taken over: send what is owed. Deadlines that passed without a controller start again."""
+        if state.generation > 0 and state.phase is not Phase.ENDED:
+            self._renew(state)
+        state.term = event.term
+        for receiver, command in self.owed(state):
+            state.send(receiver, command)
+        if state.phase is Phase.ENDED:
+            state.finish()
+        return None
+
+    def _renew(self, state: JobState) -> None:
+        """Give those that are waited for their time once more."""
+        limit, at_s = self.limits.get(state.phase), state.due.phase_s
+        fresh_s = None if limit is None else limit.fresh_s(state)
+        if fresh_s is not None and at_s is not None:
+            state.limit_until(max(at_s, state.now + fresh_s))
+        for deadline in (*self.deadlines, *self.ahead):
+            at_s, fresh_s = deadline.due(state), deadline.fresh_s(state)
+            if at_s is not None and fresh_s is not None:
+                deadline.at_time(state, max(at_s, state.now + fresh_s))
+
+    def owed(self, state: JobState) -> Iterator[Owed]:
+        """Yield every command that follows from the state and may not have arrived, in the order in which it is sent.
+
+        Commands are done at most once, by incarnation and generation, so one that has arrived does no harm.
+        """
+        if state.phase is Phase.ENDED:
+            assert state.result is not None
+            order = EndJob(state.result.exit_code, state.result.reason)
+            yield from ((node_address(name), order) for name in state.world.named(*REACHABLE))
+            yield from ((PLATFORM, DeleteNode(name)) for name in state.world.given_back())
+            yield PLATFORM, order
+            return
+        for topic in self.topics:
+            yield from topic.owes(state)
+        owes_rank = [topic.owes_rank for topic in self.topics if topic.owes_rank is not None]
+        for holder in state.world.holders:
+            for owes in owes_rank:
+                yield from owes(state, holder)
+
+
+_PARTS = _Parts(TOPICS)
+TABLE: Mapping[tuple[Phase, type], _Handler] = _PARTS.table
+ROWS: tuple[Row, ...] = _PARTS.rows
+
+
+def owed(state: JobState) -> Iterator[Owed]:
+    """Yield what the state owes to others."""
+    return _PARTS.owed(state)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+_FOUNDED = frozenset({"job", "ladder"})  # what a job was founded with is not part of its memory
 _STARTED = "started"
 
 _encode = msgspec.msgpack.Encoder().encode

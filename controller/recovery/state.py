@@ -4,13 +4,13 @@ The state is a fold of the events: same events, same state, same actions. That l
 journal and go on.
 """
 
-import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.budgets import NodeFailure, Spent
+from ...policies.budgets import NodeFailure, Spent, failures_by_node
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
@@ -22,14 +22,14 @@ from ...protocol.types import (
     RankProgress,
     Rendezvous,
     RepairPlan,
-    StoreEndpoint,
+    Rung,
     rank_address,
 )
 from .events import Action, Finish, Forget, Log, Send
-from .fault_book import FaultBook
+from .fault_book import UNFIT, FaultBook
 from .incident import History, OpenIncident
 from .node_checks import NodeChecks
-from .world import PARKED, Node, NodeState, RankState, World
+from .world import PARKED, Meeting, RankState, World
 
 
 class Phase(StrEnum):
@@ -77,20 +77,28 @@ class Reschedule(msgspec.Struct, frozen=True, tag=True):
 
 @dataclass
 class Due:
-    """When time runs out, on the clock of the events; None: nothing is waited for."""
+    """When time runs out, on the clock of the events. Each topic names its own deadlines (`topic.Deadline`).
 
-    phase_s: float | None = None  # for the present phase
-    newcomers_s: float | None = None  # for replacements to reach their train function
-    devices_s: float | None = None  # for the devices of `held` to be well again
+    `phase_s` is that of the present phase; `incident` has what an incident waits for, and is forgotten with it; `ahead`
+    has the times at which something planned is looked at.
+    """
+
+    phase_s: float | None = None
+    incident: dict[str, float] = field(default_factory=dict)
+    ahead: dict[str, float] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)  # ranks whose next process waits for its device
-    nodes_s: float | None = None  # for the nodes of `unplaced` to come
     unplaced: set[int] = field(default_factory=set)  # ranks whose next process waits for a node
 
     def forget_replacements(self) -> None:
-        """No replacement is waited for any more."""
-        self.newcomers_s = self.devices_s = self.nodes_s = None
+        """Wait for no replacement any more."""
+        self.incident.clear()
         self.held.clear()
         self.unplaced.clear()
+
+    def started(self, rank: int) -> None:
+        """Note that the next process of a rank waits for nothing, or is not wanted any more."""
+        self.held.discard(rank)
+        self.unplaced.discard(rank)
 
 
 @dataclass
@@ -104,6 +112,25 @@ class Clocks:
     complete: bool = False  # all have answered, and nothing was made of it yet
     again: bool = False  # read for the second time, as the first one took too long
 
+    def ask(self, nodes: Iterable[str]) -> int:
+        """Begin a reading; what was read before is void. Return its number."""
+        self.forget()
+        self.probe += 1
+        self.awaited = set(nodes)
+        return self.probe
+
+    def take(self) -> dict[int, RankProgress]:
+        """Return what was read, by rank, and end the reading."""
+        read = dict(self.read)
+        self.forget()
+        return read
+
+    def forget(self) -> None:
+        """End the reading that is under way, if there is one."""
+        self.complete = False
+        self.awaited.clear()
+        self.read.clear()
+
 
 @dataclass
 class Saving:
@@ -114,6 +141,10 @@ class Saving:
     # The shards that each rank has yet to save; in front the rank that publishes, and is asked when it is the last.
     outstanding: dict[int, tuple[str, ...]] = field(default_factory=dict)
     stop_requested: bool = False  # by an operator, who may insist
+
+    def drop(self) -> None:
+        """Wait for no rank to save any more."""
+        self.outstanding.clear()
 
     @property
     def before_a_start(self) -> bool:
@@ -144,7 +175,7 @@ class Newcomer:
 
 
 @dataclass
-class Plan:
+class PlannedChange:
     """The ranks of `node` move to `spare`; or, without them, the world grows to `nodes` nodes.
 
     `awaiting`: newcomers that have not reached their train function.
@@ -174,73 +205,31 @@ class Unwell:
 
 
 @dataclass
-class Plans:
+class Planned:
     """What is planned, what is to be planned, and when to look again."""
 
-    current: Plan | None = None
+    current: PlannedChange | None = None
     unwell: dict[str, Unwell] = field(default_factory=dict)
     going: set[str] = field(default_factory=set)  # nodes that the platform will take away
-    due_s: float | None = None
     scaled_s: float = -math.inf  # when the world last got another size
-    grow_due_s: float | None = None  # when it is time to look whether the world can grow
-    remark: str = ""  # why a change was not made after all, for the record of the incident
+
+    def newcomer(self, rank: int | None, incarnation: int) -> Newcomer | None:
+        """Return the newcomer that a report is about, None when it is about another process."""
+        newcomer = None if self.current is None or rank is None else self.current.newcomers.get(rank)
+        return newcomer if newcomer is not None and newcomer.incarnation == incarnation else None
+
+    def before_boundary(self, committed: int) -> bool:
+        """Whether a rank that has committed so many steps has yet to reach the boundary.
+
+        Only there does it stop in this generation: what it says of an earlier stop is an old word, of how it came into
+        it.
+        """
+        change = self.current
+        return change is not None and change.after_step is not None and committed < change.after_step
 
     def what_is_wrong(self, node: str) -> str:
         """Say in words why a node is to be left."""
         return "going" if node in self.going else "not well"
-
-
-KEY_BYTES = 32
-
-_SECRET_BYTES = 16
-
-_NOWHERE = StoreEndpoint("", 0)
-
-
-@dataclass
-class Meeting:
-    """The store of the present generation. `key`: what the secrets of all generations are derived from."""
-
-    key: bytes = b""
-    node: str = ""  # whose store it is; empty: not chosen yet
-    failed: bool = False  # ranks could not link up there
-
-    def rendezvous(self, world: World, purpose: str) -> Rendezvous:
-        """Return where the present generation meets: the same for all its members, and in a replay.
-
-        The secret follows from the job's key and the purpose, which names job and generation, so that the machine needs
-        no chance of its own. Where no store is known the answer leads nowhere: the link-up fails, and the ladder takes
-        the next rung.
-        """
-        node = self._chosen(world)
-        endpoint = node.store if node is not None and node.store is not None else _NOWHERE
-        return Rendezvous(endpoint.host, endpoint.port, self.secret(purpose))
-
-    def secret(self, purpose: str) -> str:
-        """Return the secret of those who meet for a purpose."""
-        return hashlib.blake2b(purpose.encode(), key=self.key, digest_size=_SECRET_BYTES).hexdigest()
-
-    def begin(self) -> None:
-        """Forget the store of the generation before. Runs when a generation is opened."""
-        self.node, self.failed = "", False
-
-    def link_up_failed(self, world: World) -> None:
-        """Prefer other stores to that of the present generation from now on, however many ranks report it."""
-        if self.node in world.nodes and not self.failed:
-            self.failed = True
-            world.nodes[self.node].failed_link_ups += 1
-
-    def linked_up(self, world: World) -> None:
-        """Trust the store of the present generation: all ranks have met there."""
-        if self.node in world.nodes:
-            world.nodes[self.node].failed_link_ups = 0
-
-    def _chosen(self, world: World) -> Node | None:
-        node = world.nodes.get(self.node)
-        if node is None or node.store is None or node.state not in {NodeState.ACTIVE, NodeState.SPARE}:
-            node = world.best_store()
-            self.node = node.name if node is not None else ""
-        return node
 
 
 @dataclass
@@ -263,7 +252,15 @@ class Arrivals:
     last_call_s: float | None = None  # when a job that can do with fewer nodes starts without the others
     lost: int = 0  # nodes, since nodes are waited for
     refills: int = 0  # how often in a row spares were asked for, and none came
-    refill_due_s: float | None = None  # when it is time to look whether they have come
+
+    def one_less(self) -> int:
+        """Note that a node that was waited for will not come; return how many that makes in a row."""
+        self.lost += 1
+        return self.lost
+
+    def enough(self) -> None:
+        """Note that nodes have come for all ranks that waited."""
+        self.lost = 0
 
 
 @dataclass
@@ -279,6 +276,27 @@ class Progress:
         """Take note of how far a process is, or was at its end."""
         self.committed = max(self.committed, committed)
         self.is_current = True
+
+    def saved(self, step: int) -> None:
+        """Take note of the step of the checkpoint that is being written."""
+        self.committed = step
+
+    def resumed(self, step: int) -> None:
+        """Forget how fast the world before was: all train on from `step`."""
+        self.committed, self.is_current = step, False
+        self.first_steps_at_s = self.median_step_s = 0.0
+
+    def first_step(self, committed: int, median_step_s: float, at_s: float) -> None:
+        """Take note of a first step after a resume. A newcomer's history is that slow step: the least knows best."""
+        self.committed = max(self.committed, committed)
+        if median_step_s > 0:
+            self.median_step_s = min(self.median_step_s or median_step_s, median_step_s)
+        self.first_steps_at_s = max(self.first_steps_at_s, at_s)
+
+    def finished(self, committed: int, at_s: float) -> None:
+        """Take note of a rank whose train function has returned."""
+        self.heard(committed)
+        self.first_steps_at_s = max(self.first_steps_at_s, at_s)
 
 
 @dataclass
@@ -304,8 +322,9 @@ class JobState:
     generation: int = 0
     ever_resilient: bool = False
     incident: OpenIncident = field(default_factory=OpenIncident)  # empty while nothing is wrong
-    plan: RepairPlan | None = None  # from barrier one until the incident is closed
-    plans: Plans = field(default_factory=Plans)  # changes that wait for a step boundary
+    repair: RepairPlan | None = None  # from barrier one until the incident is closed
+    planned: Planned = field(default_factory=Planned)  # changes that wait for a step boundary
+    remark: str = ""  # for the record of the next repair: what became of a checkpoint, or of a change
     due: Due = field(default_factory=Due)
     clocks: Clocks = field(default_factory=Clocks)
     saving: Saving = field(default_factory=Saving)
@@ -321,6 +340,25 @@ class JobState:
         """What the job's owner wants, and the ladder goes by."""
         return self.ladder.policy
 
+    @property
+    def now(self) -> float:
+        """The time of the event that is being handled."""
+        return self.turn.now
+
+    @property
+    def nodes_needed(self) -> int:
+        """How many nodes the ranks of the world take."""
+        return -(-self.world.size // self.world.ranks_per_node)
+
+    @property
+    def nodes_asked(self) -> int:
+        """How many nodes the job asked for."""
+        return math.ceil(self.job.world_size / self.world.ranks_per_node)
+
+    def say(self, text: str) -> None:
+        """Have a line logged."""
+        self.turn.actions.append(Log(text))
+
     def send(self, receiver: str, body: Command) -> None:
         """Ask for a command to be sent in the present generation."""
         self.turn.actions.append(Send(receiver, body, self.generation))
@@ -328,6 +366,14 @@ class JobState:
     def rendezvous(self) -> Rendezvous:
         """Return where the present generation meets."""
         return self.meeting.rendezvous(self.world, f"{self.job.job}/{self.generation}")
+
+    def failures_of(self, node: str) -> int:
+        """Return how often a node has failed, as far as the policy still counts it."""
+        return failures_by_node(self.accounts.node_failures, self.policy.node, self.now)[node]
+
+    def is_unfit(self, name: str) -> bool:
+        """Whether a node without ranks is not to be chosen now: a fault of it stands, or its check has not ended."""
+        return bool(self.book.on(name, UNFIT)) or self.checks.is_open(name)
 
     def fence(self) -> None:
         """Begin the next generation: whatever is said in the present one is not listened to any more."""
@@ -350,10 +396,10 @@ class JobState:
     @property
     def phase_of_ranks(self) -> Phase:
         """Where the ranks stand together, also while something is suspected."""
-        world, change = self.world, self.plans.current
+        world, change = self.world, self.planned.current
         if world.all_are(RankState.ABSENT):
             return Phase.WAITING
-        if self.plan is not None:
+        if self.repair is not None:
             return Phase.REJOINING if world.has(RankState.REJOINING, RankState.READY) else Phase.RESUMING
         if change is not None and change.stage in AT_THE_BOUNDARY:
             return Phase.PAUSING
@@ -374,15 +420,36 @@ class JobState:
             return False
         return self.world.count(RankState.STARTING) == self.world.size == len(self.world.pids())
 
-    def enter(self, now: float, limit_s: float | None = None) -> None:
+    def enter(self, limit_s: float | None = None) -> None:
         """Give the present phase a deadline `limit_s` from now, and write down that it has begun."""
-        self.due.phase_s = None if limit_s is None else now + limit_s
-        self.history.entered(self.phase.value, self.generation, now)
+        self.limit(limit_s)
+        self.history.entered(self.phase.value, self.generation, self.now)
 
-    def remember(self, report: FaultReport, now: float) -> bool:
+    def limit(self, limit_s: float | None) -> None:
+        """Give the present phase another deadline, `limit_s` from now; None: none."""
+        self.due.phase_s = None if limit_s is None else self.now + limit_s
+
+    def limit_until(self, at_s: float) -> None:
+        """Give the present phase another deadline."""
+        self.due.phase_s = at_s
+
+    def hurry(self, at_s: float) -> None:
+        """Have the deadline of the present phase at `at_s`, if it is not earlier."""
+        self.due.phase_s = at_s if self.due.phase_s is None else min(self.due.phase_s, at_s)
+
+    def remember(self, report: FaultReport) -> bool:
         """Add a fault to the open incident, or open one with it; say whether one was opened."""
         pids = {} if self.history.open else self.world.pids()
-        return self.history.report(report, pids, now, self.progress.committed)
+        return self.history.report(report, pids, self.now, self.progress.committed)
+
+    def note(self, remark: str) -> None:
+        """Keep a remark for the record of the next repair."""
+        self.remark = remark
+
+    def take_remark(self) -> str:
+        """Return the remark that was kept, once."""
+        remark, self.remark = self.remark, ""
+        return remark
 
     def decided(self, decision: Decision) -> None:
         """Remember what was decided, and have it said in the log in the same words."""
@@ -409,6 +476,11 @@ class JobState:
     def spent(self) -> tuple[Spent, ...]:
         """What all attempts have cost, the one under way too."""
         return (*self.accounts.paid, *self.incident.attempt.cost)
+
+    @property
+    def rung(self) -> Rung | None:
+        """The rung under way in the open incident."""
+        return self.history.open.rung if self.history.open else None
 
     def begin_attempt(self) -> None:
         """The attempt under way is over, if there is one, and stays paid for."""

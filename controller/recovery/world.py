@@ -4,14 +4,15 @@ Plain bookkeeping, no decisions. A rank changes its state by the table `NEXT` an
 up there, and keeps the ranks of each state. A test holds the table against what simulated jobs reach.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...protocol.compat import StrEnum
-from ...protocol.reports import PreparedProcesses
-from ...protocol.types import StandbyDepth, StepReport, StoreEndpoint
+from ...protocol.enums import StrEnum
+from ...protocol.prepared import PreparedProcesses
+from ...protocol.types import Rendezvous, StandbyDepth, StepReport, StoreEndpoint
 from .repair import Location
 
 
@@ -60,6 +61,8 @@ GONE = frozenset({RankState.ABSENT, RankState.EXITED})
 
 AT_WORK = frozenset({RankState.RESUMING, RankState.TRAINING})
 
+# A rank that has finished before a step boundary will never stop there.
+NOT_STOPPED = (RankState.QUIESCING, RankState.FINISHED)
 DONE = frozenset({RankState.FINISHED, RankState.RELEASED, RankState.EXITED})
 
 S, E = RankState, RankEvent
@@ -283,6 +286,15 @@ class World:
         spares = [node for node in self.nodes.values() if node.state is NodeState.SPARE]
         return [node.name for node in sorted(spares, key=lambda node: (node.came, natural(node.name)))]
 
+    def given_back(self) -> list[str]:
+        """Return the nodes that the platform has been told to end; that it has done so is not said."""
+        return [node.name for node in self.nodes.values() if node.given_back]
+
+    def built_ahead(self) -> dict[str, tuple[int, ...]]:
+        """Return the ranks that each spare has built, without those that have built none."""
+        built = {name: self.nodes[name].prepared.get(StandbyDepth.BUILT) for name in self.spares()}
+        return {name: prepared.ranks for name, prepared in built.items() if prepared is not None and prepared.ranks}
+
     def group_nodes(self) -> list[str]:
         """Return the nodes that hold ranks, in the order of their lowest rank."""
         return list(dict.fromkeys(holder.node for holder in self.holders if holder.node))
@@ -351,3 +363,61 @@ def natural(name: str) -> tuple[str, int]:
     """Sort node10 after node9."""
     digits = name[len(name.rstrip("0123456789")) :]
     return name.rstrip("0123456789"), int(digits or 0)
+
+
+KEY_BYTES = 32
+
+_SECRET_BYTES = 16
+
+_NOWHERE = StoreEndpoint("", 0)
+
+
+@dataclass
+class Meeting:
+    """The store at which the present generation meets. `key`: what the secrets of all generations are derived from.
+
+    Every node serves a rendezvous store, and one of them is enough. A store that is alive and does not answer, or one
+    that is disturbed, must not cost the job all its attempts: where a link-up has failed, the next generation meets
+    elsewhere.
+    """
+
+    key: bytes = b""
+    node: str = ""  # whose store it is; empty: not chosen yet
+    failed: bool = False  # ranks could not link up there
+
+    def rendezvous(self, world: World, purpose: str) -> Rendezvous:
+        """Return where the present generation meets: the same for all its members, and in a replay.
+
+        The secret follows from the job's key and the purpose, which names job and generation, so that the machine needs
+        no chance of its own. Where no store is known the answer leads nowhere: the link-up fails, and the ladder takes
+        the next rung.
+        """
+        node = self._chosen(world)
+        endpoint = node.store if node is not None and node.store is not None else _NOWHERE
+        return Rendezvous(endpoint.host, endpoint.port, self.secret(purpose))
+
+    def secret(self, purpose: str) -> str:
+        """Return the secret of those who meet for a purpose."""
+        return hashlib.blake2b(purpose.encode(), key=self.key, digest_size=_SECRET_BYTES).hexdigest()
+
+    def begin(self) -> None:
+        """Forget the store of the generation before. Runs when a generation is opened."""
+        self.node, self.failed = "", False
+
+    def link_up_failed(self, world: World) -> None:
+        """Prefer other stores to that of the present generation from now on, however many ranks report it."""
+        if self.node in world.nodes and not self.failed:
+            self.failed = True
+            world.nodes[self.node].failed_link_ups += 1
+
+    def linked_up(self, world: World) -> None:
+        """Trust the store of the present generation: all ranks have met there."""
+        if self.node in world.nodes:
+            world.nodes[self.node].failed_link_ups = 0
+
+    def _chosen(self, world: World) -> Node | None:
+        node = world.nodes.get(self.node)
+        if node is None or node.store is None or node.state not in {NodeState.ACTIVE, NodeState.SPARE}:
+            node = world.best_store()
+            self.node = node.name if node is not None else ""
+        return node

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ...controller.admission import refusal
 from ...controller.clock import said_at, stamped
-from ...controller.handlers.table import TABLE
 from ...controller.liveness import Liveness
 from ...controller.recovery.events import (
     Action,
@@ -22,6 +21,7 @@ from ...controller.recovery.events import (
 )
 from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
+from ...controller.recovery.transitions import is_known
 from ...controller.routes import Routes
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import Envelope, NodeLost, Report
@@ -147,7 +147,7 @@ class Controller:
         before = self.machine.phase
         actions = self.machine.handle(event, now)
         self.done.append(actions)
-        if self.machine.phase is not before and self.machine.phase not in TABLE[before, type(event)].to:
+        if not is_known(before, type(event), self.machine.phase):
             what = f"no way from {before} to {self.machine.phase} by {type(event).__name__}"
             world.fail(Invariant.BY_THE_TABLE, what)
         world.handled(event, before, actions)

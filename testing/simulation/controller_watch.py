@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...controller.handlers.platform import NODE_GOING
 from ...controller.liveness import QUIET_INTERVALS
 from ...controller.recovery.events import Action, ControllerStarted, DeadlinePassed, Event, Send
+from ...controller.recovery.nodes import NODE_GOING
 from ...controller.recovery.state import Phase
 from ...controller.recovery.world import REACHABLE, NodeState, RankState
 from ...policies.budgets import WORLD_RESTARTS
@@ -285,7 +285,7 @@ class ScalingWatch:
             self._is_as_large_as_it_can_be(seated[0].world_size)
             self._survivors_have_saved()
             self.sizes.append(seated[0].world_size)
-            self._changed_s = self._world.machine.state.plans.scaled_s
+            self._changed_s = self._world.machine.state.planned.scaled_s
         if started:
             self._started_generation = seated[0].generation
             self._on_disk = max((step for step in self._world.disk.steps if step <= self._trusted), default=0)
@@ -319,7 +319,7 @@ class ScalingWatch:
 
     def _growth_is_in_time(self, before: Phase) -> None:
         """The size does not change to and fro."""
-        plan = self._world.machine.state.plans.current
+        plan = self._world.machine.state.planned.current
         self._growing = self._growing and self._world.machine.phase is Phase.PAUSING
         if plan is None or not plan.nodes or self._growing or self._world.machine.phase is not Phase.PAUSING:
             return

@@ -6,10 +6,10 @@ has been computed before.
 
 from dataclasses import dataclass
 
-from midstep.controller.handlers.transitions import is_known
 from midstep.controller.recovery.events import Action, Event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.transitions import is_known
 from midstep.testing.invariants import contradictions
 
 from .snapshot import copied, digest, fingerprint

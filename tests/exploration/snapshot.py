@@ -11,7 +11,7 @@ import xxhash
 from midstep.controller.recovery.machine import RecoveryMachine
 
 # The same in all states of one job.
-SHARED = frozenset({"ladder", "job"})
+SHARED = frozenset({"ladder", "job", "_parts"})
 # Written for people, or by each event, and read by no decision: two orders of the same events leave one state.
 FOR_PEOPLE = frozenset({"history", "turn"})
 ATOMS = (str, int, float, bool, bytes, type(None), enum.Enum, msgspec.Struct, frozenset)

@@ -2,22 +2,25 @@
 
 from .mutant import Mutant
 
+_EARLY = """                early = rule.then.__name__ == "{rule}" and {holds}
+                if rule.holds(state) or early:"""
+
 MUTANTS = (
     Mutant(
         "skip barrier one",
-        "midstep.controller.handlers.barriers",
-        "and each.holds(state)), None)",
-        "and (each.holds(state) or (each.then is _plan_repair and not state.world.count(RankState.STARTING)))), None)",
+        "midstep.controller.recovery.machine",
+        "                if rule.holds(state):",
+        _EARLY.format(rule="_plan_repair", holds='not state.world.has("starting")'),
     ),
     Mutant(
         "skip barrier two",
-        "midstep.controller.handlers.barriers",
-        "and each.holds(state)), None)",
-        "and (each.holds(state) or (each.then is _resume and state.world.count(RankState.READY)))), None)",
+        "midstep.controller.recovery.machine",
+        "                if rule.holds(state):",
+        _EARLY.format(rule="_resume", holds='state.world.has("ready")'),
     ),
     Mutant(
         "resume one rank a step later",
-        "midstep.controller.handlers.barriers",
+        "midstep.controller.recovery.lifecycle",
         "Resume(each.rank, state.generation, step)",
         "Resume(each.rank, state.generation, step + (each.rank == 1))",
     ),
@@ -29,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "begin again whatever was complete",
-        "midstep.controller.handlers.barriers",
+        "midstep.controller.recovery.lifecycle",
         "if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):",
         'if plan.target_step < 0 and (refused := ""):',
     ),
@@ -42,48 +45,48 @@ MUTANTS = (
     Mutant(
         "replace everybody",
         "midstep.controller.recovery.decision",
-        "open_or_widen(state, course.replace, now)",
-        "open_or_widen(state, tuple(range(state.world.size)), now)",
+        "OpenGeneration(course.replace,",
+        "OpenGeneration(tuple(range(state.world.size)),",
     ),
     Mutant(
         "wait for a promised node for ever",
-        "midstep.controller.changes.generation",
-        "due.nodes_s = now + limits.nodes_s if due.nodes_s is None else due.nodes_s",
-        "due.nodes_s = None",
+        "midstep.controller.recovery.orders",
+        "        due.incident.setdefault(NODES, state.now + limits.nodes_s)  # however often they are put off\n",
+        "",
     ),
     Mutant(
         "never time out",
-        "midstep.controller.handlers.deadlines",
-        "    elif state.due.phase_s is not None and state.due.phase_s <= now:",
-        "    elif False:",
+        "midstep.controller.recovery.machine",
+        "if state.due.phase_s is not None and state.due.phase_s <= state.now:",
+        "if False:",
     ),
     Mutant(
         "wait without a deadline",
         "midstep.controller.recovery.state",
-        "self.due.phase_s = None if limit_s is None else now + limit_s",
+        "self.due.phase_s = None if limit_s is None else self.now + limit_s",
         "self.due.phase_s = None",
     ),
     Mutant(
         "treat what is only to be noted",
-        "midstep.controller.recovery.hardware_faults",
+        "midstep.controller.recovery.hardware",
         "if treatment in {Treatment.NOTE, Treatment.CLOSE}:",
         "if treatment is Treatment.CLOSE:",
     ),
     Mutant(
         "forget what breaks while there is no world",
-        "midstep.controller.recovery.hardware_faults",
+        "midstep.controller.recovery.blame",
         "if asks_to_leave(report) and (",
         "if False and (",
     ),
     Mutant(
         "stay on a device that broke under an earlier process",
-        "midstep.controller.handlers.reports",
+        "midstep.controller.recovery.blame",
         "if earlier and not asks_to_leave(report):",
         "if earlier:",
     ),
     Mutant(
         "let a process live that starts after its end was ordered",
-        "midstep.controller.handlers.reports",
+        "midstep.controller.recovery.lifecycle",
         "        state.send(node_address(event.node), StopProcess(process.rank, process.incarnation, grace_s=0.0))\n",
         "",
     ),
@@ -101,8 +104,8 @@ MUTANTS = (
     ),
     Mutant(
         "drop the generation check of the barriers",
-        "midstep.controller.handlers.answers",
-        "event.generation != state.generation",
-        "False",
+        "midstep.controller.recovery.lifecycle",
+        "event.generation != state.generation or holder.state",
+        "False or holder.state",
     ),
 )

@@ -11,15 +11,15 @@ MUTANTS = (
     ),
     Mutant(
         "ask for nothing after a restart",
-        "midstep.controller.handlers.reconcile",
-        "        yield from _to_a_rank(state, holder)\n",
-        "        pass\n",
+        "midstep.controller.recovery.machine",
+        "                yield from owes(state, holder)\n",
+        "                pass\n",
     ),
     Mutant(
         "give nodes back once only",
-        "midstep.controller.handlers.reconcile",
-        "for name in given_back(state):",
-        "for name in ():",
+        "midstep.controller.recovery.world",
+        "return [node.name for node in self.nodes.values() if node.given_back]",
+        "return []",
     ),
     Mutant(
         "fence neither terms nor sessions of earlier controllers",

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from midstep.controller.handlers.table import TABLE
-from midstep.controller.handlers.transitions import LEADS_TO
 from midstep.controller.recovery import world
+from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.transitions import LEADS_TO
 from midstep.controller.recovery.world import NEXT, RankEvent, RankState, after
 from midstep.protocol.messages import NodeChecked, NodeEnrolled
 from midstep.testing.simulation.campaign import run_seeds
@@ -36,14 +36,14 @@ class Job(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """An event was taken in a phase (`controller/handlers/table.py`)."""
+    """An event was taken in a phase (`controller/recovery/machine.py`)."""
 
     phase: Phase
     event: str
 
 
 class Led(NamedTuple):
-    """An event led from one phase to another (`controller/handlers/transitions.py`)."""
+    """An event led from one phase to another (`controller/recovery/transitions.py`)."""
 
     before: Phase
     event: str

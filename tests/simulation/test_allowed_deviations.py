@@ -22,7 +22,10 @@ from midstep.testing.simulation.world import SimulatedWorld
 from ..mutants.mutant import Mutant, applied
 
 BLAME_THE_NEIGHBOUR = Mutant(
-    "", "midstep.controller.handlers.deadlines", "faults_of(state, not_stopped(state),", "faults_of(state, {0, 1},"
+    "",
+    "midstep.controller.recovery.lifecycle",
+    "_blame_all(state, state.world.ranks(*NOT_STOPPED),",
+    "_blame_all(state, {0, 1},",
 )
 
 

@@ -41,7 +41,7 @@ def test_no_process_is_replaced_for_lost_memory_that_a_detector_sees_too() -> No
 
 
 def test_a_machine_that_does_not_wait_for_the_process_is_caught() -> None:
-    module = "midstep.controller.recovery.memory_faults"
-    with applied(Mutant("", module, "return holder.resilient and", "return False and")):
+    module = "midstep.controller.recovery.blame"
+    with applied(Mutant("", module, "return holder.resilient and holder.state in AT_WORK", "return False")):
         jobs = jobs_that_can_mend()
     assert any(incident.replaced for world in jobs for incident in world.machine.incidents)

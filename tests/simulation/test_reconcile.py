@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.handlers.reconcile import owed
 from midstep.controller.recovery.events import Action, Event, Send
-from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.machine import RecoveryMachine, owed
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import ArmFault, Command, IntroduceNode, KillNode, StopProcess
 from midstep.testing.simulation.campaign import run_seeds

@@ -4,9 +4,9 @@ import gc
 
 import pytest
 
-from midstep.controller.handlers.table import TABLE
-from midstep.controller.handlers.transitions import LEADS_TO, diagram
+from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.transitions import LEADS_TO, diagram
 
 from . import boundary
 from .rare import seen_by_hand

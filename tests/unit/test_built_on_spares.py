@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.built_ahead import cover
 from midstep.controller.recovery.events import ControllerStarted, Log, Send
+from midstep.controller.recovery.spares import cover
 from midstep.policies.schema import Policy, StandbyPolicy, default_policy
 from midstep.protocol.messages import BuildAhead, NodeLost, ProcessesPrepared, StartProcess
 from midstep.protocol.reports import PreparedProcesses
@@ -197,7 +197,7 @@ def test_ranks_that_are_moved_before_anything_breaks_go_there_as_well() -> None:
     cluster.feed(prepared("node3", 0, 1), prepared("node4", 2, 3))
     bodies = cluster.feed(cluster.unwell("node1"))
     assert [(start.rank, start.early) for start in only(bodies, StartProcess)] == [(2, True), (3, True)]
-    plan = cluster.machine.state.plans.current
+    plan = cluster.machine.state.planned.current
     assert plan is not None
     assert plan.spare == "node4"
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from midstep.controller.handlers.barriers import UNSETTLED
 from midstep.controller.recovery.events import StopRequested
+from midstep.controller.recovery.machine import UNSETTLED
 from midstep.controller.recovery.state import JobState, Phase, Result
 from midstep.controller.recovery.world import AheadOrder, RankEvent
 from midstep.protocol.types import FaultKind, FaultReport, Rung

@@ -92,7 +92,7 @@ def test_a_passing_fault_that_was_a_moments_restarts_at_once(cluster: FakeCluste
 
 def test_a_passing_fault_that_does_not_pass_in_time_leaves_the_node(cluster: FakeCluster) -> None:
     cluster.feed(seen(cluster, FaultLevel.RESTART_BUSINESS))
-    due = cluster.machine.state.due.devices_s
+    due = cluster.machine.state.due.incident["devices"]
     assert due == pytest.approx(cluster.now + 15)
     cluster.feed(cluster.quiesced(0, 5), cluster.quiesced(2, 5), cluster.quiesced(3, 5, peers=[1]))
     cluster.now += 10

@@ -17,9 +17,9 @@ from midstep.benchmarks.peers import report, results
 from midstep.benchmarks.peers.registry import PEERS
 from midstep.benchmarks.regression import record, text
 from midstep.cli.main import COMMANDS
-from midstep.controller.handlers.table import ROWS
-from midstep.controller.handlers.transitions import LEADS_TO, diagram
+from midstep.controller.recovery.machine import ROWS
 from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.transitions import LEADS_TO, diagram
 from midstep.policies.acjob.translation import translate
 from midstep.policies.files import parse_policy
 from midstep.policies.scripted_roles import is_job_of_roles, parse_roles

@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.controller.changes.boundary import READINGS
-from midstep.controller.changes.drain import FAILURES
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
+from midstep.controller.recovery.planned import FAILURES, READINGS
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState, RankState
 from midstep.controller.routes import Routes
@@ -162,7 +161,7 @@ def test_what_only_the_leaving_processes_hold_keeps_them_where_no_checkpoint_is_
     (incident,) = cluster.machine.incidents
     assert "node node1 is not left: no clean copy of shard shard2 is left" in incident.repair_reasons[0]
     assert "restore is without checkpoint" in incident.repair_reasons[0]
-    assert cluster.machine.state.plans.unwell["node1"].failures == FAILURES
+    assert cluster.machine.state.planned.unwell["node1"].failures == FAILURES
 
 
 def hand_over(cluster: FakeCluster) -> list[Any]:
@@ -228,7 +227,7 @@ def test_a_rank_that_dies_while_the_checkpoint_is_written_is_an_ordinary_fault(c
     cluster.expect(Phase.QUIESCING)
     assert [start.rank for start in only(bodies, StartProcess)] == [1]
     assert only(bodies, Quiesce) == []
-    assert cluster.machine.state.plans.current is None
+    assert cluster.machine.state.planned.current is None
 
 
 def test_a_restarted_controller_asks_again_for_the_checkpoint(cluster: FakeCluster) -> None:
@@ -365,7 +364,7 @@ def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: Fa
                 FaultKind.START_FAILED, cluster.now, "node/node2", "no memory", 2, "node2", 1, cluster.holder(2).given
             )
         )
-        if cluster.machine.state.plans.current is None:
+        if cluster.machine.state.planned.current is None:
             cluster.feed(cluster.unwell())
             failed = msgspec.structs.replace(
                 failed, report=msgspec.structs.replace(failed.report, incarnation=cluster.holder(2).given)
@@ -373,7 +372,7 @@ def test_a_newcomer_that_fails_is_tried_again_later_and_not_for_ever(cluster: Fa
         cluster.feed(failed)
         assert cluster.machine.phase is Phase.RUNNING
         cluster.overdue()
-    assert cluster.machine.state.plans.current is None
+    assert cluster.machine.state.planned.current is None
     (node,) = [node for node in cluster.machine.status(cluster.now).nodes if node.node == "node1"]
     assert "no memory" in node.note
 
@@ -386,7 +385,7 @@ def test_a_newcomer_that_fails_while_a_stall_is_looked_into_leaves_its_reading_a
     given = cluster.holder(2).given
     failed = FaultReport(FaultKind.START_FAILED, cluster.now, "node/node2", "no memory", 2, "node2", 1, given)
     cluster.feed(FaultReported(failed))
-    assert cluster.machine.state.plans.current is None
+    assert cluster.machine.state.planned.current is None
     cluster.expect(Phase.SUSPECTING)
     cluster.feed(cluster.clocks("node1"))
     cluster.expect(Phase.RUNNING)

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.faults import describe_clock, describe_exit, excused_ranks, moved_on, stalled_ranks
+from midstep.controller.recovery.attribution import (
+    describe_clock,
+    describe_exit,
+    excused_ranks,
+    moved_on,
+    stalled_ranks,
+)
 from midstep.protocol.types import Activity, RankProgress
 
 WAITING = Activity.COLLECTIVE

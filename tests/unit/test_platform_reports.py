@@ -122,7 +122,7 @@ def test_a_node_that_is_going_takes_no_budget() -> None:
     cluster.recover(3)
     assert early(cluster.feed(cluster.unwell("node0"))) == []  # the budget is spent
     assert early(cluster.feed(NodeGoing("node0", "preempted"))) == [0, 1]
-    plan = cluster.machine.state.plans.current
+    plan = cluster.machine.state.planned.current
     assert plan is not None
     assert plan.charges == ()
 
@@ -156,7 +156,7 @@ def test_a_node_that_stays_after_all_is_used_again(cluster: FakeCluster) -> None
     assert state_of(cluster, "node2") is NodeState.SPARE
     assert early(cluster.feed(GOING)) == [2, 3]
     cluster.feed(NodeStaying("node1"))
-    assert cluster.machine.state.plans.current is None
+    assert cluster.machine.state.planned.current is None
     assert state_of(cluster, "node1") is NodeState.ACTIVE
 
 

@@ -183,11 +183,11 @@ def test_a_node_that_comes_is_not_used_before_the_interval_is_over() -> None:
     cluster = scaling()
     small(cluster)
     cluster.feed(cluster.node("node9"))
-    assert cluster.machine.state.plans.current is None
+    assert cluster.machine.state.planned.current is None
     due_s = cluster.machine.next_deadline()
-    assert due_s == pytest.approx(cluster.machine.state.plans.scaled_s + INTERVAL_S)
+    assert due_s == pytest.approx(cluster.machine.state.planned.scaled_s + INTERVAL_S)
     cluster.overdue()
-    plan = cluster.machine.state.plans.current
+    plan = cluster.machine.state.planned.current
     assert plan is not None
     assert plan.nodes == 2
 
@@ -230,7 +230,7 @@ def test_growth_takes_the_budget_of_the_rung() -> None:
     small(cluster)
     cluster.feed(cluster.node("node9"))
     cluster.expect(Phase.RUNNING)
-    assert cluster.machine.state.plans.current is None
+    assert cluster.machine.state.planned.current is None
 
 
 def test_a_stop_while_the_world_is_being_saved_ends_the_job_with_that_checkpoint() -> None:

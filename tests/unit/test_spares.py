@@ -2,8 +2,8 @@
 
 import itertools
 
-from midstep.controller.changes.spares import TRIES
 from midstep.controller.recovery.events import Send
+from midstep.controller.recovery.spares import TRIES
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused
 

@@ -1,8 +1,8 @@
 """Suspicions: nobody healthy is blamed for a stall that is over or old, or by the clock of a stray."""
 
+from midstep.controller.recovery.blame import ENOUGH_SUSPICIONS
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.suspicion import ENOUGH_SUSPICIONS
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, RankFinished, Release, StartProcess
 from midstep.protocol.types import Activity, FaultKind, RankProgress

@@ -3,17 +3,11 @@
 import signal
 from collections.abc import Iterable
 
-from ..protocol.types import Activity, FaultKind, RankProgress
-from ..protocol.wording import BY_ITSELF
+from ...protocol.types import Activity, RankProgress
 
-# Something is wrong, and the rank that says so is most likely not the one at fault: ranks that wait for a dead or
-# stalled rank report first.
-SUSPICIONS = frozenset({FaultKind.COMMUNICATION, FaultKind.STALL, FaultKind.LINK_UP})
-
-WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
-
+_WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 # Known to take long: the others wait, and that is as it should be.
-EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
+_EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
 
 
 def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), limit_s: float = 0.0) -> tuple[int, ...]:
@@ -28,7 +22,7 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), li
     certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
     if certain:
         return tuple(sorted(certain))
-    blamed = [clock for clock in _furthest_behind(clocks) if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
+    blamed = [clock for clock in _furthest_behind(clocks) if clock.activity not in _WAITING_FOR_PEERS | _EXCUSED]
     if len(blamed) == sum(clock.activity is not Activity.FINISHED for clock in clocks):
         return ()
     return tuple(sorted(clock.rank for clock in blamed if clock.activity_age_s > limit_s))
@@ -36,13 +30,13 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), li
 
 def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
     """Return the ranks that take long with good reason."""
-    return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
+    return tuple(sorted(clock.rank for clock in clocks if clock.activity in _EXCUSED))
 
 
 def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
     """Say whether every rank is at work for itself: all of them together are slow, and none holds up another."""
     clocks = list(clocks)
-    return bool(clocks) and not any(clock.suspended or clock.activity in WAITING_FOR_PEERS for clock in clocks)
+    return bool(clocks) and not any(clock.suspended or clock.activity in _WAITING_FOR_PEERS for clock in clocks)
 
 
 def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
@@ -53,7 +47,7 @@ def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
     clocks = list(clocks)
     if any(clock.suspended for clock in clocks):
         return False
-    behind = [clock for clock in _furthest_behind(clocks) if clock.activity not in WAITING_FOR_PEERS | EXCUSED]
+    behind = [clock for clock in _furthest_behind(clocks) if clock.activity not in _WAITING_FOR_PEERS | _EXCUSED]
     fresh = [clock for clock in behind or clocks if clock.activity_age_s <= limit_s]
     return len(fresh) == len(behind or clocks)
 

@@ -1,14 +1,14 @@
 """Which phase can follow which, and by what event: exactly what happens, no more and no less.
 
-A test plays a simulated job for each of them, and every test of the machine, the simulation and the exploration hold
-what they see against it. The diagram in `docs/architecture.md` is drawn from it.
+A test plays a simulated job for each, and every test of the machine, the simulation and the exploration hold what they
+see against it. The diagram in `docs/architecture.md` is drawn from it.
 """
 
 from collections.abc import Iterable, Mapping
 
 from ...protocol import messages as m
-from ..recovery.events import DeadlinePassed, StopRequested
-from ..recovery.state import Phase
+from .events import DeadlinePassed, StopRequested
+from .state import Phase
 
 P = Phase
 # Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop.

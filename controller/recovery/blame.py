@@ -1,0 +1,449 @@
+"""TOPIC: who is at fault. Reports are sorted, suspicions are looked into, and ranks are held at fault.
+
+Those who wait for a dead or stalled rank often report first. So a suspicion (a collective that failed, a stall, a link
+that does not come up) waits for the culprit's own report; a moment later its exit is known, or the step clocks of all
+nodes tell who holds up the others.
+
+Struck memory is seen twice: by the cluster's detector, and a moment later by the process that touches it. The process
+knows more: whether it lives on and can mend itself. So the detector's report waits for its word, as a suspicion does,
+and a report that comes after that word is the same fault once more.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from ...policies.budgets import NodeFailure
+from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
+from ...protocol import messages as m
+from ...protocol.messages import StopProcess
+from ...protocol.types import (
+    CONTROLLER,
+    Activity,
+    FaultKind,
+    FaultReport,
+    RankProgress,
+    Rung,
+    node_address,
+    rank_address,
+)
+from ...protocol.wording import ranks_text, summary_line
+from .attribution import describe_clock, describe_exit, excused_ranks, moved_on, nobody_waits, stalled_ranks
+from .incident import Verdict
+from .orders import ask_for_clocks
+from .state import OVER, JobState, Phase
+from .topic import (
+    ALIVE,
+    Blame,
+    Decide,
+    End,
+    Gone,
+    LostWhileSaving,
+    NewcomerFailed,
+    OpenGeneration,
+    Owed,
+    PhaseLimit,
+    Recs,
+    Row,
+    Rule,
+    RungFailed,
+    Suspect,
+    TakeFault,
+    Topic,
+)
+from .world import AT_WORK, DONE, GONE, RankEvent, RankState
+
+# The rank that says so is most likely not the one at fault: ranks that wait for a dead or stalled rank report first.
+SUSPICIONS = frozenset({FaultKind.COMMUNICATION, FaultKind.STALL, FaultKind.LINK_UP})
+ENOUGH_SUSPICIONS = 64
+PROBE_S = 2.0  # a node that is heard, and does not read its clocks in this time, counts as silent
+
+MEMORY_WAIT_MOST_S = 10.0  # a process notices within the step that it is in, and a long one is not waited for
+SAME_FAULT_S = 30.0  # a detector that speaks later than this after the process means something new
+_STRUCK = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT})
+_TRAINING = frozenset({Phase.RUNNING, Phase.RESUMING, Phase.SUSPECTING})
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
+    """Take in that a training process has ended: well, or as a fault."""
+    process, how = event.process, describe_exit(event.status, out_of_memory=event.out_of_memory)
+    if state.planned.newcomer(process.rank, process.incarnation) is not None:
+        return [NewcomerFailed(process.rank, how)]
+    holder = state.world.holder(process.rank)
+    if holder is None or process.incarnation != holder.incarnation or holder.state in GONE:
+        state.ignore("exit of an earlier process")
+        return None
+    if event.last is not None and event.last.incarnation == process.incarnation:
+        state.progress.heard(event.last.step)
+    if event.status == 0 and (holder.state is RankState.RELEASED or not holder.resilient):
+        state.world.take(holder, RankEvent.EXITED)
+        holder.pid = 0
+        return None
+    if holder.state is RankState.RELEASED:
+        reason = f"rank {holder.rank} failed after training had finished: {how}"
+        return [End(event.status if event.status > 0 else 1, reason)]
+    if state.phase is Phase.SAVING:
+        return [LostWhileSaving((holder.rank,), how)]
+    report = FaultReport(
+        kind=FaultKind.OUT_OF_MEMORY if event.out_of_memory else FaultKind.EXIT,
+        at_s=event.at_s,
+        seen_by=node_address(event.node),
+        detail=how,
+        rank=holder.rank,
+        node=holder.node,
+        generation=state.generation,
+        incarnation=process.incarnation,
+        output=event.output,
+    )
+    return [TakeFault(report), Gone((holder.rank,), process.incarnation)]
+
+
+def _take_fault(state: JobState, rec: TakeFault) -> Recs:
+    """Drop what is stale, put off what has no world, remember the rest: blame, or wait for the culprit."""
+    report = rec.report
+    if report.kind is FaultKind.UNRESPONSIVE:
+        left_alone, recs = _suspended(state, report)
+        if left_alone:
+            return recs
+    if state.phase in OVER or state.phase is Phase.WAITING:
+        _put_off(state, report)
+        return None
+    stale = _stale(state, report) or _past_suspicion(state, report)
+    if stale is not None:
+        state.ignore(stale)
+        return None
+    if report.kind is FaultKind.LINK_UP:
+        state.meeting.link_up_failed(state.world)
+    if state.incident.verdict(report.rank) is Verdict.CULPRIT:
+        state.ignore("fault of a rank that is being replaced")
+        return None
+    if report.kind in SUSPICIONS or _is_awaited(state, report):
+        state.remember(report)
+        return _suspect(state, Suspect(report))
+    return [Blame(report), Decide()]
+
+
+def _suspended(state: JobState, report: FaultReport) -> tuple[bool, Recs]:
+    """An agent sees that a process is stopped: say whether that is left as it is, or seen to here.
+
+    No wait for it is worth its time, in any phase in which it is needed. A script that is not resilient is left as it
+    is, as by torchrun: a person may be looking at it with a debugger.
+    """
+    holder = None if report.rank is None else state.world.holder(report.rank)
+    if not state.ever_resilient:
+        state.ignore("process that is stopped, of a script that is not resilient")
+    elif holder is not None and holder.state in DONE and report.incarnation == holder.incarnation:
+        state.ignore("process that is stopped, of a rank that has finished")  # its exit has a deadline
+    elif state.phase is Phase.SAVING and holder is not None and _stale(state, report) is None:
+        # The others save without it as soon as its end is known.
+        state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
+    else:
+        return False, None
+    return True, None
+
+
+def _put_off(state: JobState, report: FaultReport) -> None:
+    """Nothing can be done now: keep what will have to be left, for when there is a world again."""
+    state.ignore(f"fault while {state.phase}")
+    if asks_to_leave(report) and (state.phase is Phase.WAITING or state.saving.before_a_start):
+        state.book.put_off_for_later(report)
+
+
+def _stale(state: JobState, report: FaultReport) -> str | None:
+    """Say why a report is about what is no longer there, or is known; None when it is news."""
+    if report.rank is None:
+        return None
+    holder = state.world.holder(report.rank)
+    earlier = holder is None or (report.incarnation and report.incarnation != holder.incarnation)
+    if earlier and not asks_to_leave(report):  # what is wrong with a device is so for each process on it
+        return "fault of an earlier process"
+    if holder is None or (report.node and holder.node and report.node != holder.node):
+        return "fault on a node that the rank has left"
+    if report.kind in _STRUCK and _is_known(state, report):
+        return "fault of memory that its process has reported, or that is older than it"
+    return None
+
+
+def _past_suspicion(state: JobState, report: FaultReport) -> str | None:
+    """Say why a suspicion is over already, perhaps as it was long on its way; None when it is to be looked into."""
+    if report.kind not in SUSPICIONS:
+        return None
+    if state.phase in {Phase.QUIESCING, Phase.STARTING}:
+        return "suspicion while everybody is being stopped"
+    if 0 < report.generation < state.generation:
+        return "suspicion of an earlier generation"
+    if report.kind is not FaultKind.STALL or state.phase is Phase.SUSPECTING:
+        return None
+    if state.phase is Phase.FINISHING:
+        return "stall of a step that is over"
+    return "stall from before the clocks were read last" if report.at_s < state.clocks.asked_s else None
+
+
+# --- blame ------------------------------------------------------------------------------------------------------------
+
+
+def _take_blame(state: JobState, rec: Blame) -> Recs:
+    if not rec.known:
+        state.remember(rec.report)
+    _blame(state, rec.report)
+    return None
+
+
+def _blame(state: JobState, report: FaultReport) -> None:
+    """Hold a rank, or all ranks of a node, at fault. A replacement that is lost again calls for another attempt."""
+    ranks = [report.rank] if report.rank is not None else []
+    if report.rank is None and report.node is not None:
+        ranks = [holder.rank for holder in state.world.on(report.node)]
+    _count_failure(state, ranks)
+    if report.trusted_step is not None:
+        state.incident = state.incident.doubt(report.trusted_step)
+    for rank in ranks:
+        if report.kind in _STRUCK and not _from_outside(report):
+            state.world.holders[rank].memory_fault_s = state.now
+        if state.incident.suspicions:
+            _answered(state, rank)
+        verdict = state.incident.verdict(rank)
+        if not report.mendable or not state.world.holders[rank].resilient or verdict is Verdict.CULPRIT:
+            state.incident = state.incident.blame(rank, report)
+            continue
+        if verdict is Verdict.MENDED:
+            reason = f"{report.kind} again in rank {rank}, which had mended itself: {summary_line(report.detail)}"
+            state.incident = state.incident.rule_out(Rung.RETRY_STEP, reason)
+        state.incident = state.incident.let_mend(rank, report)
+
+
+def _answered(state: JobState, rank: int) -> None:
+    """What waited for the word of a rank's process, whose memory was struck, waits no longer."""
+    suspicions = state.incident.suspicions
+    if any(each.rank == rank for each in suspicions):
+        still = (each for each in suspicions if not (each.rank == rank and _from_outside(each)))
+        state.incident = state.incident.suspect_only(still)
+
+
+def _count_failure(state: JobState, ranks: Iterable[int]) -> None:
+    """Count a failure for the nodes of `ranks`: what the policy's `node.failures` is held against.
+
+    Processes of a node that fail together are one failure of the node, and so are those that follow in the same
+    incident; a process that was started again in it and fails again is another one.
+    """
+    accounts, now = state.accounts, state.now
+    for rank in ranks:
+        node = state.world.holders[rank].node
+        state.incident, news = state.incident.failed(rank, node)
+        if news:
+            accounts.node_failures.append(NodeFailure(node, now))
+    window_s = state.policy.node.window_s
+    if window_s:
+        accounts.node_failures = [each for each in accounts.node_failures if now - each.at_s < window_s]
+
+
+# --- struck memory ----------------------------------------------------------------------------------------------------
+
+
+def _is_known(state: JobState, report: FaultReport) -> bool:
+    """Say whether a detector reports what the process has told already, or what struck the one before it.
+
+    What a detector says soon after a process was replaced is about the one before it: a process that is hurt all the
+    same says so itself.
+    """
+    if report.rank is None or not _from_outside(report):
+        return False
+    holder = state.world.holders[report.rank]
+    if report.at_s < holder.started_s + (SAME_FAULT_S if holder.incarnation > 1 else 0.0):
+        return True
+    if state.incident.verdict(report.rank) in {Verdict.MENDING, Verdict.MENDED}:
+        return True
+    said_s = holder.memory_fault_s
+    return said_s is not None and state.now - said_s <= SAME_FAULT_S
+
+
+def _is_awaited(state: JobState, report: FaultReport) -> bool:
+    """Say whether the process that a detector speaks of trains, and so will come upon the fault by itself."""
+    if report.kind not in _STRUCK or report.rank is None or not _from_outside(report) or state.phase not in _TRAINING:
+        return False
+    holder = state.world.holders[report.rank]
+    return holder.resilient and holder.state in AT_WORK
+
+
+def _from_outside(report: FaultReport) -> bool:
+    """Whether a detector says that memory was struck, and no worse than that a new process there would do."""
+    if report.rank is None or report.mendable or report.seen_by == rank_address(report.rank):
+        return False  # no detector can know what a process can mend
+    return report.kind in _STRUCK and TREATMENTS[report.level] is Treatment.RESTART
+
+
+# --- suspicion --------------------------------------------------------------------------------------------------------
+
+
+def _suspect(state: JobState, rec: Suspect) -> Recs:
+    """Note that something is wrong, and give the culprit's own report a moment to arrive."""
+    report, known = rec.report, state.phase is Phase.SUSPECTING
+    if not _is_one_of_many(state, report):
+        state.incident = state.incident.suspect(report)
+    limit_s = state.policy.deadlines.suspect_s
+    if report.kind not in SUSPICIONS:
+        limit_s += min(state.progress.median_step_s, MEMORY_WAIT_MOST_S)
+    if not known:
+        state.clocks.forget()  # what was asked for a suspicion that another fault has overtaken
+        state.enter(limit_s)
+    elif not state.clocks.awaited and state.due.phase_s is not None:
+        state.hurry(state.now + limit_s)
+    if report.kind is FaultKind.STALL and not state.clocks.awaited:
+        _read_clocks(state, again=False)
+    return None
+
+
+def _is_one_of_many(state: JobState, report: FaultReport) -> bool:
+    """Whether so many ranks have said the same that one more adds nothing: in a large job all of them say it."""
+    suspicions = state.incident.suspicions
+    many = report.kind in SUSPICIONS and len(suspicions) >= ENOUGH_SUSPICIONS
+    return many and any(each.kind is report.kind for each in suspicions)
+
+
+def _read_clocks(state: JobState, *, again: bool) -> None:
+    ask_for_clocks(state)
+    state.clocks.again, state.clocks.asked_s = again, state.now
+    state.limit(_reading_limit_s(state))
+
+
+def _reading_limit_s(state: JobState) -> float:
+    """Return how long a reading may take: a node that is cut off may be silent so long, and is not to blame for it."""
+    unheard_s = state.policy.heartbeat.interval_s * state.policy.heartbeat.missed
+    return max(state.policy.deadlines.suspect_s, PROBE_S + unheard_s)
+
+
+def _on_progress_reported(state: JobState, event: m.ProgressReported) -> Recs:
+    """Take in that a node has read its step clocks, for a suspicion or for a boundary."""
+    clocks = state.clocks
+    if event.probe != clocks.probe or event.node not in clocks.awaited:
+        state.ignore("progress of an earlier probe")
+        return None
+    clocks.awaited.discard(event.node)
+    for clock in event.ranks:
+        holder = state.world.holder(clock.rank)
+        if holder is not None and clock.incarnation == holder.incarnation:
+            clocks.read[clock.rank] = clock
+        state.progress.heard(clock.step)
+    clocks.complete = not clocks.awaited
+    return None
+
+
+def _resolve(state: JobState) -> Recs:
+    """The time for the culprit to show itself is over: blame by the clocks, dismiss, link again, or ask the ladder."""
+    if state.clocks.complete and not state.clocks.again and state.now - state.clocks.asked_s > PROBE_S:
+        # What was read first says nothing of now: a cable may have been mended since.
+        _read_clocks(state, again=True)
+        return None
+    suspicions = state.incident.suspicions
+    suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
+    silent = [holder.rank for name in state.clocks.awaited for holder in state.world.on(name)]
+    clocks = {rank: clock for rank, clock in state.clocks.take().items() if not _waits_for_orders(clock)}
+    median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
+    # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
+    limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
+    # On the way back all are at the same thing, and a newcomer's step says nothing: who does not hear the next order to
+    # stop is found by that.
+    judged = [clock for clock in clocks.values() if clock.suspended or state.phase_of_ranks is not Phase.REJOINING]
+    stalled = stalled_ranks(judged, silent, limit_s)
+    # Only a stall can turn out to be none; after a failed collective everybody waits for orders.
+    harmless = (
+        not stalled
+        and not state.incident.culprits
+        and state.phase_of_ranks in {Phase.RUNNING, Phase.RESUMING}
+        and all(each.kind is FaultKind.STALL for each in suspicions)
+    )
+    if harmless and clocks and moved_on(clocks.values(), limit_s):
+        return _dismiss(state, "those that the others waited for have gone on meanwhile")
+    for rank in stalled:
+        _blame_by_clock(state, rank, clocks.get(rank), suspicion)
+    for report in [each for each in state.incident.suspicions if _from_outside(each)]:
+        _blame(state, report)  # no process has spoken to it: it counts as it is
+    excused = excused_ranks(clocks.values())
+    if harmless and excused:
+        return _dismiss(state, f"{ranks_text(excused)}: a checkpoint is written, or the clock is paused")
+    if harmless and nobody_waits(clocks.values()) and not _first_step_awaited(state):
+        return _dismiss(state, "no rank waits for another: all are at work, and slower than usual together")
+    if not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and state.rung is not None:
+        return _link_anew(state, suspicion)
+    return [Decide()]
+
+
+def _blame_by_clock(state: JobState, rank: int, clock: RankProgress | None, suspicion: FaultReport) -> None:
+    """Hold at fault who holds up the others: since not after that was seen, and not before the process was there."""
+    holder, since_s = state.world.holders[rank], suspicion.at_s
+    if clock is not None:
+        since_s = min(suspicion.at_s, max(holder.started_s, state.now - clock.activity_age_s))
+    named = msgspec.structs.replace(
+        suspicion,
+        rank=rank,
+        node=holder.node,
+        incarnation=holder.incarnation,
+        at_s=since_s,
+        detail=f"rank {rank} holds up the others: {describe_clock(clock)}",
+        seen_by=CONTROLLER,
+    )
+    state.remember(named)
+    _blame(state, named)
+
+
+def _first_step_awaited(state: JobState) -> bool:
+    """Whether ranks that have finished wait for the first step of others, which has no other deadline."""
+    return state.phase_of_ranks is Phase.RESUMING and state.world.count(*DONE) > 0
+
+
+def _waits_for_orders(clock: RankProgress) -> bool:
+    """Whether a rank has left its step, and is not to blame for doing nothing: unless the kernel has stopped it."""
+    return clock.activity is Activity.RECOVERING and not clock.suspended
+
+
+def _dismiss(state: JobState, reason: str) -> Recs:
+    """Nothing is wrong: back to where the suspicion came."""
+    state.incident = state.incident.suspect_only()
+    if state.history.open is not None and not state.history.open.decisions:
+        state.history.dismissed(state.now, reason)
+    state.enter(state.policy.deadlines.first_step_s if state.phase is Phase.RESUMING else None)
+    return None
+
+
+def _link_anew(state: JobState, suspicion: FaultReport) -> Recs:
+    """The communicators could not be built: try again under a fresh generation, all together, up to the limit."""
+    limit = state.policy.communicator.link_up_attempts
+    state.incident, again = state.incident.link_again(limit)
+    if again:
+        return [OpenGeneration()]
+    return [RungFailed(None, f"no communicators after {limit} attempts: {suspicion.detail}")]
+
+
+# --- the topic --------------------------------------------------------------------------------------------------------
+
+
+def _answer_limit_s(state: JobState) -> float:
+    return _reading_limit_s(state) if state.clocks.awaited else state.policy.deadlines.suspect_s
+
+
+def _owes(state: JobState) -> Iterator[Owed]:
+    for name in sorted(state.clocks.awaited):
+        yield node_address(name), m.ProbeProgress(state.clocks.probe)
+
+
+def _contradictions(state: JobState) -> Iterator[str]:
+    untreated = state.incident.held(Verdict.CULPRIT, Verdict.MENDING)
+    if untreated and state.phase not in {Phase.WAITING, *OVER}:
+        yield f"the job is {state.phase}, and nothing was decided about ranks {sorted(untreated)}"
+
+
+BLAME = Topic(
+    name="blame",
+    takes=(
+        Row(ALIVE, m.ProcessExited, _on_process_exited),
+        Row((Phase.SUSPECTING, Phase.RUNNING, Phase.PAUSING), m.ProgressReported, _on_progress_reported),
+    ),
+    answers={TakeFault: _take_fault, Blame: _take_blame, Suspect: _suspect},
+    rules=(Rule(frozenset({Phase.SUSPECTING}), lambda state: state.clocks.complete, _resolve),),
+    limits={Phase.SUSPECTING: PhaseLimit(_resolve, _answer_limit_s)},
+    owes=_owes,
+    contradictions=_contradictions,
+)

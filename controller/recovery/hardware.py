@@ -1,0 +1,152 @@
+"""TOPIC: what becomes of faults of devices, nodes and networks before a rank or a node is blamed.
+
+They enter the fault book. One that stands where no rank can be hurt keeps its node from being chosen; one that asks for
+nothing is only noted; one that has recovered may free a node, or let a process start that waited for its device. What
+is left is a fault of a rank or of a node in use, and is taken as any other (`blame.py`). Faults that came while there
+was no world are taken up as soon as there is one again.
+"""
+
+import math
+
+import msgspec
+
+from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
+from ...policies.schema import SubHealthAction
+from ...protocol.messages import FaultReported
+from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
+from .orders import settle
+from .state import JobState, Phase
+from .topic import (
+    ALIVE,
+    Deadline,
+    NewcomerFailed,
+    NotWell,
+    Recs,
+    ReleaseHeld,
+    Row,
+    SortOut,
+    StartIfPossible,
+    TakeFault,
+    TakeUp,
+    Topic,
+    WellAgain,
+)
+from .world import NodeState
+
+
+def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
+    return _sort_out(state, SortOut(event.report))
+
+
+def _sort_out(state: JobState, rec: SortOut) -> Recs:
+    """Enter a fault of hardware into the book; recommend what has to be done now, with its rank and node.
+
+    A fault of software is taken as it is, if it can hurt a rank.
+    """
+    report = rec.report
+    if report.node is not None:
+        report = msgspec.structs.replace(report, node=state.world.node_called(report.node))
+    if report.assertion is Assertion.RECOVER:
+        return _recovered(state, _located(state, report))
+    if report.level is FaultLevel.SOFTWARE:
+        return _taken(state, report) if _of_somebody(state, report) else None
+    report, news = state.book.enter(_located(state, report), state.now)
+    if not news:
+        state.ignore("fault that stands already")
+        return None
+    settle(state, report.node)
+    if TREATMENTS[report.level] is Treatment.WATCH and state.policy.sub_health is not SubHealthAction.LEAVE_NOW:
+        return [NotWell(report)] if state.book.concerns_ranks(report) else None
+    hurts = _hurts(state, report)
+    if not hurts and report.assertion is Assertion.ONCE:
+        state.ignore(f"{report.level} that hurts no rank")
+    return _taken(state, report) if hurts else None
+
+
+def _taken(state: JobState, report: FaultReport) -> Recs:
+    """Take a fault for that of the process that it is about: one that was started early holds no rank yet."""
+    if report.rank is not None and state.planned.newcomer(report.rank, report.incarnation) is not None:
+        return [NewcomerFailed(report.rank, report.detail)]
+    if report.kind is FaultKind.STALL and state.phase is Phase.PAUSING:
+        state.ignore("stall on the way to a stop, which has a deadline of its own")
+        return None
+    return [TakeFault(report)]
+
+
+def _of_somebody(state: JobState, report: FaultReport) -> bool:
+    """Say whether a fault of software is a rank's, or of a node that holds some, or of none in particular."""
+    known = report.rank is not None or report.node is None or bool(state.world.on(report.node))
+    if not known:
+        state.ignore("fault of a node that holds no rank")
+    return known
+
+
+def _located(state: JobState, report: FaultReport) -> FaultReport:
+    """Fill in what follows: the node and device of a rank, or the rank on a device of a node in use."""
+    world = state.world
+    if report.rank is not None:
+        holder = world.holder(report.rank)
+        where = report.node or (holder.node if holder is not None else None)
+        device = state.book.device_of(where, report.rank) if report.device is None else report.device
+        if holder is not None and (where == holder.node or not asks_to_leave(report)):
+            return msgspec.structs.replace(report, node=where, device=device)
+        if holder is None and not (where and asks_to_leave(report)):
+            return report
+        # Another rank is there by now, and what is wrong with the device is so for each.
+        report = msgspec.structs.replace(report, rank=None, incarnation=0, device=device)
+    if report.node is None or report.device is None:
+        return report
+    here = world.on(report.node)
+    held = [holder for holder in here if state.book.device_of(report.node, holder.rank) == report.device]
+    return msgspec.structs.replace(report, rank=held[0].rank) if held else report
+
+
+def _hurts(state: JobState, report: FaultReport) -> bool:
+    """Say whether the fault is for the ladder: it asks for something, and a rank is where it is."""
+    treatment = TREATMENTS[report.level]
+    if treatment in {Treatment.NOTE, Treatment.CLOSE}:
+        return False
+    node = state.world.nodes.get(report.node or "")
+    if node is None or node.state is not NodeState.ACTIVE:
+        return False
+    return report.rank is not None or (report.device is None and bool(state.world.on(node.name)))
+
+
+def _recovered(state: JobState, report: FaultReport) -> Recs:
+    cleared = state.book.clear(report)
+    if cleared is None:
+        state.ignore("recovery of a fault that is not known")
+        return None
+    node = cleared.report.node
+    settle(state, node)
+    recs = [] if node is None else [WellAgain(node)]
+    return [*recs, *([StartIfPossible()] if state.phase is Phase.WAITING else []), ReleaseHeld()]
+
+
+# --- faults that came while there was no world ------------------------------------------------------------------------
+
+
+def _take_up_all(state: JobState) -> Recs:
+    return list(map(TakeUp, state.book.take_put_off()))
+
+
+def _take_up(state: JobState, rec: TakeUp) -> Recs:
+    """There is a world again: a fault that stands where it is now is its fault."""
+    still = _stands(state, rec.report)
+    return None if still is None else [TakeFault(still)]
+
+
+def _stands(state: JobState, report: FaultReport) -> FaultReport | None:
+    """Return a fault that was put off as one of the rank that is there now; None: it is gone, or hurts no rank."""
+    report = _located(state, msgspec.structs.replace(report, rank=None, incarnation=0))
+    standing = report.node and state.book.on(report.node, frozenset({Treatment.LEAVE}), report.device)
+    return report if standing and _hurts(state, report) else None
+
+
+HARDWARE = Topic(
+    name="hardware",
+    takes=(Row(ALIVE, FaultReported, _on_fault_reported),),
+    answers={SortOut: _sort_out, TakeUp: _take_up},
+    # What waits for no answer is due at once, even while no answer can arrive.
+    deadlines=(Deadline("put off", _take_up_all, at=lambda state: -math.inf if state.has_put_off else None),),
+)

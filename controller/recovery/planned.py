@@ -1,0 +1,438 @@
+"""TOPIC: changes that wait for a step boundary, above all the drain of a node that is not well.
+
+While a change is prepared training continues, and no incident is open. To drain a node, new processes are started on a
+spare node, beside the old ones that train. When all of them have reached their train function the step clocks are read,
+a step a little ahead is chosen, and every rank gets the order to stop before it, in the present generation. At the
+boundary the new processes take the ranks over, and get their state from the replicas that the others hold; the old ones
+end only when it is sure that no other rank's state goes with them. To grow, all write a checkpoint there, and start
+again (`start.py`).
+
+Whatever comes between comes first: the change is given up, and looked at again later.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ...policies.budgets import Facts
+from ...policies.fault_codes import Treatment
+from ...policies.placement import best_spare
+from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain
+from ...protocol.errors import StateLost
+from ...protocol.messages import NewcomerWaiting, StartProcess, StopProcess
+from ...protocol.types import (
+    FaultReport,
+    RestoreSource,
+    Rung,
+    StepReport,
+    node_address,
+)
+from ...protocol.wording import ranks_text
+from .orders import LOOK, request_node, start_command, vacate
+from .repair import plan_repair
+from .state import AT_THE_BOUNDARY, JobState, Newcomer, Phase, PlannedChange, Resize, Stage, Unwell
+from .topic import (
+    AskNewcomers,
+    Deadline,
+    GiveUpChange,
+    Going,
+    NewcomerFailed,
+    NewcomerStarted,
+    NotWell,
+    OpenGeneration,
+    Owed,
+    PartSaved,
+    Plan,
+    ReadClocks,
+    Recs,
+    Row,
+    Rule,
+    SaveFirst,
+    SavePart,
+    Stay,
+    Topic,
+    UseAgain,
+    WellAgain,
+)
+from .world import DONE, NOT_STOPPED, NodeState, RankEvent
+
+READINGS = 6  # then the change is given up
+AGAIN_S = 30.0  # after a change was given up
+FAILURES = 3  # drains of one node that may fail by themselves before it is left in peace
+
+# A planned change goes on in these; everything else is an incident, and comes first.
+_QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})
+
+
+# --- nodes that are not well ------------------------------------------------------------------------------------------
+
+
+def _not_well(state: JobState, rec: NotWell) -> Recs:
+    """Take in that a node, or a device of it, is not well: begin to drain it."""
+    name = rec.report.node or ""
+    if name not in state.world.nodes:
+        state.ignore("sub-health of a node that is not there")
+    elif not _stands(state, name):
+        state.ignore("sub-health that was a moment's")
+    elif name in state.planned.unwell:
+        state.ignore("sub-health that is known")
+    else:
+        state.planned.unwell[name] = Unwell(rec.report)
+        _begin_drain(state)
+        _record(state, name, rec.report)
+    return None
+
+
+def _going(state: JobState, rec: Going) -> Recs:
+    """The platform will take a node in use away. A node is asked for, where none is spare."""
+    name = rec.report.node or ""
+    state.planned.unwell.setdefault(name, Unwell(rec.report)).report = rec.report
+    if state.arrivals.can_be_created and not state.world.named(NodeState.SPARE, NodeState.REQUESTED):
+        request_node(state)
+    _begin_drain(state)
+    _record(state, name, rec.report)
+    return None
+
+
+def _well_again(state: JobState, rec: WellAgain) -> Recs:
+    """A node that is well is not drained, and is used again."""
+    name, change = rec.node, state.planned.current
+    if name not in state.planned.unwell or _stands(state, name):
+        return None
+    del state.planned.unwell[name]
+    if change is not None and change.node == name and change.stage not in AT_THE_BOUNDARY:
+        _give_up(state, "it is well again")
+        _LOOK.drop(state)
+        return None
+    node = state.world.nodes[name]
+    if node.state is NodeState.ISOLATED and not node.given_back and not state.world.on(name):
+        return [UseAgain(name)]
+    return None
+
+
+def _stands(state: JobState, name: str) -> bool:
+    return bool(state.book.on(name, frozenset({Treatment.WATCH})))
+
+
+def _record(state: JobState, name: str, report: FaultReport) -> None:
+    """Write down what was seen, unless a drain is on its way and will tell of it."""
+    planned = state.planned
+    if planned.current is not None and planned.current.node == name:
+        return
+    note = planned.unwell[name].note or "and has no ranks"
+    if state.remember(report):
+        state.history.dismissed(state.now, f"node {name} is {planned.what_is_wrong(name)}, {note}")
+
+
+# --- a drain is prepared ----------------------------------------------------------------------------------------------
+
+
+def _begin_drain(state: JobState) -> None:
+    """Begin to drain a node that is not well, if one can be: start the processes that will take its ranks over."""
+    world, planned = state.world, state.planned
+    spares = world.spares()
+    for name, unwell in planned.unwell.items():
+        ranks = tuple(holder.rank for holder in world.on(name))
+        if not ranks or unwell.failures >= FAILURES:
+            continue
+        going = name in planned.going  # no failure, and so it takes no budget
+        question = may_drain(
+            state.now, name, {each.rank: each.node for each in world.holders}, () if going else state.spent
+        )
+        why_not = drain_obstacle(state.policy, state.ladder.refusals(question, Rung.RECOVER), len(spares), going=going)
+        if why_not is None and state.phase is not Phase.RUNNING:
+            why_not = "its ranks move when the job runs again"
+        spare = best_spare(spares, ranks, world.built_ahead())
+        unwell.note = why_not or f"its ranks move to {spare}"
+        if why_not is None and planned.current is None:
+            _start_newcomers(state, name, spare, ranks, question, going=going)
+
+
+def _start_newcomers(
+    state: JobState, name: str, spare: str, ranks: tuple[int, ...], question: Facts, *, going: bool
+) -> None:
+    report, what = state.planned.unwell[name].report, state.planned.what_is_wrong(name)
+    state.planned.current = PlannedChange(
+        node=name,
+        spare=spare,
+        report=report,
+        decision=drain(name, spare, ranks, state.world.size - len(ranks), report, what=what),
+        charges=() if going else state.ladder.course(question, Rung.RECOVER).cost,
+        newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation()) for rank in ranks},
+        awaiting=set(ranks),
+    )
+    _LOOK.within(state, state.policy.deadlines.start_s)
+    for node, command in _outstanding_starts(state):
+        state.send(node_address(node), command)
+
+
+def _outstanding_starts(state: JobState) -> list[tuple[str, StartProcess]]:
+    """Return the commands for the newcomers that have not reached their train function, each with its node."""
+    change = state.planned.current
+    if change is None:
+        return []
+    waited_for = [newcomer for rank, newcomer in sorted(change.newcomers.items()) if rank in change.awaiting]
+    return [
+        (change.spare, start_command(state, state.world.holders[newcomer.rank], early=newcomer.incarnation))
+        for newcomer in waited_for
+    ]
+
+
+def _newcomer_started(state: JobState, rec: NewcomerStarted) -> Recs:
+    newcomer = state.planned.newcomer(rec.process.rank, rec.process.incarnation)
+    if newcomer is not None:
+        newcomer.pid = rec.process.pid
+    return None
+
+
+def _newcomer_failed(state: JobState, rec: NewcomerFailed) -> Recs:
+    change = state.planned.current
+    if change is None:
+        return None
+    if change.stage in AT_THE_BOUNDARY:
+        del change.newcomers[rec.rank]  # all stop anyhow: the rank is started anew on the spare node then
+    else:
+        _give_up(state, f"the new process of rank {rec.rank} on {change.spare} failed: {rec.why}", failed=True)
+    return None
+
+
+def _on_newcomer_waiting(state: JobState, event: NewcomerWaiting) -> Recs:
+    """Take in that a newcomer has reached its train function; when all have, the boundary is chosen."""
+    change = state.planned.current
+    newcomer = state.planned.newcomer(event.process.rank, event.process.incarnation)
+    if change is None or newcomer is None or newcomer.rank not in change.awaiting:
+        state.ignore("newcomer that is not waited for")
+        return None
+    newcomer.pid = event.process.pid
+    change.awaiting.discard(newcomer.rank)
+    if not change.awaiting and change.stage is Stage.PREPARING and state.phase is Phase.RUNNING:
+        return [ReadClocks()]
+    return None
+
+
+def _give_up(state: JobState, why: str, *, failed: bool = False) -> None:
+    """Drop what is planned, if anything is; it is looked at again later. `failed`: by its own fault."""
+    change, state.planned.current = state.planned.current, None
+    if change is None:
+        return
+    _end_newcomers(state, change)
+    state.saving.drop()
+    if state.phase is not Phase.SUSPECTING:  # there the clocks are read to find who is at fault
+        state.clocks.forget()
+    _LOOK.within(state, AGAIN_S)
+    unwell = state.planned.unwell.get(change.node)
+    if unwell is not None:
+        unwell.note = why
+        unwell.failures += failed
+
+
+def _end_newcomers(state: JobState, change: PlannedChange) -> None:
+    """End the processes that were to take ranks over."""
+    node = state.world.nodes.get(change.spare)
+    if node is not None and node.state is not NodeState.LOST:
+        for newcomer in change.newcomers.values():
+            state.send(node_address(change.spare), StopProcess(newcomer.rank, newcomer.incarnation, grace_s=0.0))
+    change.newcomers.clear()
+
+
+# --- at the boundary --------------------------------------------------------------------------------------------------
+
+
+def _all_stopped(state: JobState) -> bool:
+    """Whether every rank stands at the boundary, and the change is still to be made."""
+    change = state.planned.current
+    return change is not None and change.stage is Stage.STOPPING and not state.world.has(*NOT_STOPPED)
+
+
+def _make_change(state: JobState) -> Recs:
+    """All ranks have stopped: make the change, write first what would be lost by it, or go on without it."""
+    change = state.planned.current
+    assert change is not None
+    if change.nodes:
+        state.planned.current = None
+        _LOOK.drop(state)
+        return [SaveFirst(Resize())]
+    if not _spare_of(state, change):
+        return _stay(state, change, "the spare node is gone")
+    lost = _kept_back(state, change)
+    if lost is None:
+        return _switch(state, change)
+    if RestoreSource.CHECKPOINT not in state.policy.restore:
+        return _stay(state, change, f"{lost}; and no checkpoint can be written: restore is without checkpoint")
+    change.stage = Stage.HANDING_OVER
+    return [SavePart()]
+
+
+def _part_saved(state: JobState, rec: PartSaved) -> Recs:
+    """The checkpoint is complete and the change is made, or it cannot be written and all stay."""
+    change = state.planned.current
+    if change is None:
+        return None
+    if not rec.begun:
+        return _stay(state, change, f"{_kept_back(state, change)}; {rec.error}")
+    if rec.error:
+        return _stay(state, change, f"the checkpoint failed: {rec.error}")
+    if not _spare_of(state, change):
+        return _stay(state, change, "the spare node is gone")
+    for holder in state.world.holders:  # those that stay were asked what they can read before it was there
+        if holder.report is not None:
+            readable = tuple(sorted({*holder.report.checkpoints, rec.step}))
+            holder.report = msgspec.structs.replace(holder.report, checkpoints=readable)
+    said = f"a checkpoint of step {rec.step} was written first"
+    state.note(f"{said}, as only the processes that leave {change.node} held all of it")
+    return _switch(state, change)
+
+
+def _stay(state: JobState, change: PlannedChange, why_not: str) -> Recs:
+    """The ranks of the node cannot leave it after all: all ranks continue where they are."""
+    _give_up(state, why_not, failed=True)
+    if change.node in state.planned.unwell and _spare_of(state, change):
+        state.planned.unwell[change.node].failures = FAILURES  # who holds what does not change by waiting
+    state.note(drain_given_up(change.node, why_not))
+    return [OpenGeneration()]
+
+
+def _stay_after_all(state: JobState, rec: Stay) -> Recs:
+    change = state.planned.current
+    return None if change is None else _stay(state, change, rec.why)
+
+
+def _switch(state: JobState, change: PlannedChange) -> Recs:
+    """Nothing goes with the old processes: hand the ranks of the node to the newcomers, and open a generation."""
+    moved = tuple(holder.rank for holder in state.world.on(change.node))
+    spare = _spare_of(state, change)
+    if spare != change.spare:
+        _end_newcomers(state, change)
+    state.planned.current = None
+    _LOOK.drop(state)
+    if change.node in state.planned.unwell:
+        state.planned.unwell[change.node].note = f"its ranks have moved to {spare}"
+    vacate(state, change.node)
+    state.world.move(change.node, spare)
+    for newcomer in change.newcomers.values():
+        holder = state.world.holders[newcomer.rank]
+        holder.incarnation, holder.pid, holder.early = newcomer.incarnation, newcomer.pid, True
+        state.world.take(holder, RankEvent.START_ORDERED)
+        state.forget(newcomer.rank)
+    return [OpenGeneration(moved=moved), AskNewcomers(tuple(sorted(change.newcomers)))]
+
+
+def _spare_of(state: JobState, change: PlannedChange) -> str:
+    """Return the node that the newcomers are on, or another spare one if that is gone; empty: there is none."""
+    spares = state.world.spares()
+    return change.spare if change.spare in spares else next(iter(spares), "")
+
+
+def _kept_back(state: JobState, change: PlannedChange) -> str | None:
+    """Say what would go with the old processes; None when the others, or a checkpoint of this step, have all of it."""
+    reports = {holder.rank: holder.report for holder in state.world.holders if holder.report is not None}
+    leaving = {holder.rank for holder in state.world.on(change.node)}
+    gone = {
+        rank: StepReport(0, ready=False, clean=False, needs=report.needs, checkpoints=report.checkpoints)
+        for rank, report in reports.items()
+        if rank in leaving
+    }
+    places, restore = state.world.places(), state.policy.restore
+    try:
+        before = plan_repair(reports, places, restore)
+        after = plan_repair({**reports, **gone}, places, restore)
+    except StateLost as lost:
+        return str(lost)
+    return "; ".join(after.reasons) if after.target_step < before.target_step else None
+
+
+def _all_finished(state: JobState) -> Recs:
+    """Training was over before the boundary was reached: nothing is left to be changed."""
+    why = "training finished before the step at which it was to stop"
+    _give_up(state, why)
+    state.history.dismissed(state.now, why)
+    state.enter()
+    return None
+
+
+# --- what is planned is followed --------------------------------------------------------------------------------------
+
+
+def _follow(state: JobState) -> Recs:
+    """Begin a change when the job can bear one, and give it up when something comes between.
+
+    Runs after every event. Costs nothing while nothing is planned and every node is well.
+    """
+    planned, phase = state.planned, state.phase
+    if planned.current is not None:
+        return _watch(state, planned.current)
+    if planned.unwell and phase is Phase.RUNNING and not state.world.has(*DONE) and _LOOK.due(state) is None:
+        _begin_drain(state)
+    return None
+
+
+def _watch(state: JobState, change: PlannedChange) -> Recs:
+    if state.phase not in _QUIET:
+        _give_up(state, f"the job is {state.phase}")
+    elif change.stage in AT_THE_BOUNDARY:
+        return None
+    elif state.world.has(*DONE):
+        _give_up(state, "training is about to finish")
+    elif change.spare and state.world.nodes[change.spare].state is not NodeState.SPARE:
+        _give_up(state, f"{change.spare} is not spare any more")
+    elif state.phase is Phase.RUNNING and change.stage is Stage.PREPARING and not change.awaiting:
+        return [ReadClocks()]  # put off by a suspicion that turned out to be none
+    return None
+
+
+def _look_again(state: JobState) -> Recs:
+    """The change is too slow, or it is time to look again."""
+    change = state.planned.current
+    if change is None:
+        return None
+    if change.stage is Stage.PREPARING:
+        late = ranks_text(change.awaiting)
+        _give_up(state, f"{late} did not reach its train function on {change.spare} in time", failed=True)
+    elif change.readings < READINGS:
+        return [ReadClocks()]
+    else:
+        _give_up(state, "the step clocks could not be read", failed=True)
+    return None
+
+
+def _given_up(state: JobState, rec: GiveUpChange) -> Recs:
+    _give_up(state, rec.why)
+    return None
+
+
+def _plan(state: JobState, rec: Plan) -> Recs:
+    """Plan a change that needs no preparation."""
+    state.planned.current = rec.change
+    return [ReadClocks()]
+
+
+def _owes(state: JobState) -> Iterator[Owed]:
+    for name, command in _outstanding_starts(state):
+        yield node_address(name), command
+
+
+# When the change that is planned is late, and when to look again after one was given up.
+_LOOK = Deadline(LOOK, _look_again, lambda state: state.policy.deadlines.start_s, ahead=True)
+
+PLANNED = Topic(
+    name="planned",
+    takes=(Row((Phase.RUNNING, Phase.SUSPECTING), NewcomerWaiting, _on_newcomer_waiting),),
+    answers={
+        NotWell: _not_well,
+        Going: _going,
+        WellAgain: _well_again,
+        NewcomerStarted: _newcomer_started,
+        NewcomerFailed: _newcomer_failed,
+        Stay: _stay_after_all,
+        Plan: _plan,
+        PartSaved: _part_saved,
+        GiveUpChange: _given_up,
+    },
+    rules=(
+        Rule(frozenset({Phase.PAUSING}), lambda state: state.world.count(*DONE) == state.world.size, _all_finished),
+        Rule(frozenset({Phase.PAUSING}), _all_stopped, _make_change),
+    ),
+    follows=_follow,
+    deadlines=(_LOOK,),
+    owes=_owes,
+)
