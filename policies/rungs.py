@@ -359,9 +359,12 @@ def shrinks(case: RungQuery) -> bool:
 # --- what is planned ahead of a fault -----------------------------------------------------------------------------
 
 
-def may_grow(now: float, nodes: dict[int, str], spent: tuple[Spent, ...]) -> Facts:
-    """Return the facts by which the ladder is asked whether all ranks may restart now, for a world that grows."""
-    return Facts(now=now, nodes=nodes, healthy=frozenset(nodes), can_create_nodes=True, spent=spent)
+def may_grow(now: float, nodes: dict[int, str]) -> Facts:
+    """Return the facts by which the ladder is asked whether all ranks may restart, for a world that grows.
+
+    Nodes that come are no failure, so it does not matter what faults have spent.
+    """
+    return Facts(now=now, nodes=nodes, healthy=frozenset(nodes), can_create_nodes=True)
 
 
 def growth(before: int, after: int, asked: int) -> Decision:

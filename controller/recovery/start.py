@@ -206,7 +206,7 @@ def _grow(state: JobState) -> Recs:
     if state.now < state.planned.scaled_s + least_s:
         _GROW.at_time(state, state.planned.scaled_s + least_s)
         return None
-    question = may_grow(state.now, {each.rank: each.node for each in state.world.holders}, state.spent)
+    question = may_grow(state.now, {each.rank: each.node for each in state.world.holders})
     if state.ladder.refusals(question, Rung.RESCHEDULE_POD):
         _GROW.within(state, max(1.0, least_s))
         return None
@@ -218,7 +218,7 @@ def _grow(state: JobState) -> Recs:
     change = PlannedChange(
         report=FaultReport(FaultKind.NODE_JOINED, state.now, CONTROLLER, detail, node=state.world.spares()[0]),
         decision=growth(before, nodes, state.nodes_asked),
-        charges=state.ladder.course(question, Rung.RESCHEDULE_POD).cost,
+        charges=(),  # no failure, and so it takes no budget
         nodes=nodes,
     )
     return [Plan(change)]

@@ -197,7 +197,7 @@ class ControllerWatch:
     def _count(self, decision: Decision, before: Phase, *, free: bool) -> None:
         """Count an attempt of the job's ladder; a fault that comes while all are being stopped only widens it.
 
-        `free`: the platform takes a node away, and no budget is asked.
+        `free`: the platform takes a node away, or brings one, and no budget is asked.
         """
         if before is not Phase.QUIESCING:
             self._attempt.clear()
@@ -252,8 +252,9 @@ class ControllerWatch:
 
 
 def _was_going(incident: Incident) -> bool:
-    """Say whether an incident began with a planned change, for a node that the platform takes away."""
-    return bool(incident.reports) and incident.reports[0].code == NODE_GOING
+    """Say whether an incident began with a planned change, for a node that the platform takes away, or brings."""
+    first = incident.reports[0] if incident.reports else None
+    return first is not None and (first.code == NODE_GOING or first.kind is FaultKind.NODE_JOINED)
 
 
 class ScalingWatch:

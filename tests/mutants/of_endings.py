@@ -63,13 +63,6 @@ MUTANTS = (
         "nodes = state.policy.scale.min_nodes or state.nodes_needed",
     ),
     Mutant(
-        "let the world grow whatever its budget",
-        "midstep.controller.recovery.start",
-        "if state.ladder.refusals(question, Rung.RESCHEDULE_POD):",
-        "if False:",
-        focuses=(None,),
-    ),
-    Mutant(
         "let the world grow at once",
         "midstep.controller.recovery.start",
         "if state.now < state.planned.scaled_s + least_s:",

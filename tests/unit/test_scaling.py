@@ -223,14 +223,18 @@ def test_ranks_that_come_back_go_on_with_the_numbers_of_their_processes() -> Non
     assert [start.incarnation for start in starts] == [3, 3, 2, 2]
 
 
-def test_growth_takes_the_budget_of_the_rung() -> None:
-    """With nothing left the world stays small, and goes on."""
+def test_growth_takes_no_budget_of_the_rung() -> None:
+    """A change of membership is no fault: a world grows with nothing left, and faults find the budget as it was."""
     ladder = (RungPolicy(Rung.RESCHEDULE_POD, budget=Budget(per_job=1)), RungPolicy(Rung.STOP))
     cluster = scaling(Policy(ladder=ladder, scale=ScalePolicy(min_nodes=1, min_interval_s=0.0)))
     small(cluster)
+    spent = cluster.machine.state.spent
     cluster.feed(cluster.node("node9"))
-    cluster.expect(Phase.RUNNING)
-    assert cluster.machine.state.planned.current is None
+    change = cluster.machine.state.planned.current
+    assert change is not None
+    assert change.nodes == 2
+    assert change.charges == ()
+    assert cluster.machine.state.spent == spent
 
 
 def test_a_stop_while_the_world_is_being_saved_ends_the_job_with_that_checkpoint() -> None:
