@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..protocol.enums import StrEnum
+from ..protocol.compat import StrEnum
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
 
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 
 from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_names
-from ..protocol.enums import StrEnum
-from ..protocol.exception_pattern import ExceptionPattern
+from ..protocol.compat import StrEnum
+from ..protocol.faults import ExceptionPattern
 from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 

@@ -26,7 +26,7 @@ from ...protocol.types import JobSpec
 from ..clock import Clock, HeardClock
 from ..election.election import Election, Leadership
 from ..recovery.events import Event
-from ..recovery.state import KEY_BYTES
+from ..recovery.world import KEY_BYTES
 from .records import (
     End,
     EventRow,

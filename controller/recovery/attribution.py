@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterable
 
 from ...protocol.types import Activity, RankProgress
+from ...protocol.wording import BY_ITSELF
 
 _WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 # Known to take long: the others wait, and that is as it should be.

@@ -34,9 +34,10 @@ from .orders import ask_for_clocks
 from .state import OVER, JobState, Phase
 from .topic import (
     ALIVE,
+    AskNodes,
     Blame,
     Decide,
-    End,
+    EndNow,
     Gone,
     LostWhileSaving,
     NewcomerFailed,
@@ -84,7 +85,7 @@ def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
         return None
     if holder.state is RankState.RELEASED:
         reason = f"rank {holder.rank} failed after training had finished: {how}"
-        return [End(event.status if event.status > 0 else 1, reason)]
+        return [EndNow(event.status if event.status > 0 else 1, reason)]
     if state.phase is Phase.SAVING:
         return [LostWhileSaving((holder.rank,), how)]
     report = FaultReport(
@@ -309,6 +310,12 @@ def _read_clocks(state: JobState, *, again: bool) -> None:
     state.limit(_reading_limit_s(state))
 
 
+def _ask_nodes(state: JobState, _: AskNodes) -> Recs:
+    """Wait for what the agents' own connections know: a node that is lost may be heard of only now."""
+    _read_clocks(state, again=True)
+    return None
+
+
 def _reading_limit_s(state: JobState) -> float:
     """Return how long a reading may take: a node that is cut off may be silent so long, and is not to blame for it."""
     unheard_s = state.policy.heartbeat.interval_s * state.policy.heartbeat.missed
@@ -333,6 +340,7 @@ def _on_progress_reported(state: JobState, event: m.ProgressReported) -> Recs:
 
 def _resolve(state: JobState) -> Recs:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link again, or ask the ladder."""
+    hasty = not state.clocks.complete and not state.clocks.awaited
     if state.clocks.complete and not state.clocks.again and state.now - state.clocks.asked_s > PROBE_S:
         # What was read first says nothing of now: a cable may have been mended since.
         _read_clocks(state, again=True)
@@ -368,7 +376,7 @@ def _resolve(state: JobState) -> Recs:
         return _dismiss(state, "no rank waits for another: all are at work, and slower than usual together")
     if not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and state.rung is not None:
         return _link_anew(state, suspicion)
-    return [Decide()]
+    return [Decide(hasty=hasty and not state.incident.culprits)]
 
 
 def _blame_by_clock(state: JobState, rank: int, clock: RankProgress | None, suspicion: FaultReport) -> None:
@@ -441,7 +449,7 @@ BLAME = Topic(
         Row(ALIVE, m.ProcessExited, _on_process_exited),
         Row((Phase.SUSPECTING, Phase.RUNNING, Phase.PAUSING), m.ProgressReported, _on_progress_reported),
     ),
-    answers={TakeFault: _take_fault, Blame: _take_blame, Suspect: _suspect},
+    answers={TakeFault: _take_fault, Blame: _take_blame, Suspect: _suspect, AskNodes: _ask_nodes},
     rules=(Rule(frozenset({Phase.SUSPECTING}), lambda state: state.clocks.complete, _resolve),),
     limits={Phase.SUSPECTING: PhaseLimit(_resolve, _answer_limit_s)},
     owes=_owes,

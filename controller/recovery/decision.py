@@ -17,6 +17,7 @@ from .incident import OpenIncident, Verdict
 from .orders import leave_node, replace_node
 from .state import JobState, Phase, Reschedule, Resize, Result
 from .topic import (
+    AskNodes,
     Decide,
     GiveUpChange,
     OpenGeneration,
@@ -74,6 +75,8 @@ def _decide(state: JobState, rec: Decide) -> Recs:
     if not widens:
         state.begin_attempt()
     choice = state.ladder.choose(_gather(state))
+    if rec.hasty and choice.decision.rung is Rung.STOP:
+        return [AskNodes()]
     state.decided(choice.decision)
     cost = _widened(state.incident.attempt.cost, choice.course.cost)
     state.incident = state.incident.take(choice.decision.rung, cost)

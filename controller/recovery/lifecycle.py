@@ -43,7 +43,7 @@ from .topic import (
     AskNewcomers,
     Blame,
     Decide,
-    End,
+    EndNow,
     Gone,
     NewcomerStarted,
     OpenGeneration,
@@ -122,7 +122,7 @@ def _gone(state: JobState, rec: Gone) -> Recs:
 
 
 def _tidy(state: JobState) -> None:
-    """Wait for nobody that is not on the way any more."""
+    """Wait for no process that is not on the way any more."""
     if NEWCOMERS in state.due.incident and not state.world.has(RankState.STARTING):
         await_newcomers(state, some=False)
     if not state.due.unplaced:
@@ -384,7 +384,7 @@ def _over_time(state: JobState, detail: str) -> Recs:
 def _not_finished(state: JobState) -> Recs:
     unfinished = set(range(state.world.size)) - state.world.ranks(*DONE)
     return [
-        End(1, f"{ranks_text(unfinished)} did not finish within {state.policy.deadlines.finish_s:g} s of the others")
+        EndNow(1, f"{ranks_text(unfinished)} did not finish within {state.policy.deadlines.finish_s:g} s of the others")
     ]
 
 
@@ -434,7 +434,7 @@ LIFECYCLE = Topic(
         Rule(frozenset({P.RESUMING}), lambda state: not state.world.has(RankState.RESUMING), _close),
         Rule(frozenset({P.RUNNING}), _all(*DONE), _release),
         Rule(frozenset({P.RUNNING}), lambda state: state.due.phase_s is None and state.world.has(*DONE), _limit_finish),
-        Rule(frozenset(P) - OVER, _all(RankState.EXITED), lambda state: [End(0, "all ranks have finished")]),
+        Rule(frozenset(P) - OVER, _all(RankState.EXITED), lambda state: [EndNow(0, "all ranks have finished")]),
     ),
     limits={
         P.QUIESCING: PhaseLimit(_not_quiesced, lambda state: state.policy.deadlines.quiesce_s),

@@ -4,7 +4,7 @@ THEORY OF OPERATION
 
 The machine reads no clock, opens nothing, and remembers only what the events told it. So its journal is the truth about
 it: replay the events, and it stands where it stood, and asks for the same actions in the same order. A controller that
-takes over replays, is told `ControllerStarted`, and sends what is owed; nothing else is needed to go on.
+takes over replays, gets `ControllerStarted`, and sends what is owed; nothing else is needed to go on.
 
 *Facts, and the phase that follows from them.* The state (`state.py`) is facts: where the process of each rank stands
 (`world.py`, by a table), the open incident (`incident.py`), the repair that was planned, the checkpoint that is being
@@ -63,7 +63,7 @@ the exploration take for a broken invariant; the job still has its deadlines.
 *Time.* Every phase that waits has a limit, and topics have deadlines of their own, each declared in one place. The
 earliest is `next_deadline`; the driver tells `DeadlinePassed`, and the machine finds the one that has passed: first
 what an incident waits for, then the phase, then what is planned. A controller that takes over gives those that are
-waited for their time once more, as nobody was there to hear them.
+waited for their time once more, as no controller was there to hear them.
 
 *What must hold* is written down once (`testing/invariants.py`, with the contradictions of each topic), and asked after
 every event by the unit tests, the simulation, the exploration of all orders of events, and the mutants.
@@ -79,7 +79,7 @@ from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.errors import SnapshotUnreadable
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
-from ...protocol.messages import DeleteNode, EndJob
+from ...protocol.messages import DeleteNode, EndJob, NodeEnrolled
 from ...protocol.types import PLATFORM, JobSpec, node_address
 from .blame import BLAME
 from .boundary import BOUNDARY
@@ -89,7 +89,7 @@ from .fault_book import FaultBook
 from .hardware import HARDWARE
 from .lifecycle import LIFECYCLE
 from .nodes import NODES
-from .planned import PLANNED
+from .planned_change import PLANNED
 from .saving import SAVING
 from .spares import SPARES
 from .start import START, wait_for_nodes

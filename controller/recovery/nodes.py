@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from ...policies.budgets import worn_out
 from ...protocol import messages as m
+from ...protocol.environment import visible_devices
 from ...protocol.incidents import HoldRecord
 from ...protocol.types import (
     CONTROLLER,
@@ -24,7 +25,6 @@ from ...protocol.types import (
     node_address,
     rank_address,
 )
-from ...protocol.visible_devices import visible_devices
 from .events import HoldEnded, InjectRequested, KillNodeRequested, NodeReturned
 from .node_checks import Check
 from .orders import request_missing, request_node, settle
@@ -33,7 +33,7 @@ from .topic import (
     ALIVE,
     Blame,
     Decide,
-    End,
+    EndNow,
     Going,
     Gone,
     LostWhileSaving,
@@ -156,7 +156,7 @@ def _on_node_lost(state: JobState, event: m.NodeLost) -> Recs:  # noqa: PLR0911 
     if was is not NodeState.ACTIVE or state.phase in OVER:
         return None
     if state.phase is Phase.FINISHING:
-        return [End(1, f"node {event.node} was lost after training had finished: {event.reason}")]
+        return [EndNow(1, f"node {event.node} was lost after training had finished: {event.reason}")]
     report = FaultReport(
         kind=FaultKind.NODE_LOST,
         at_s=event.at_s,

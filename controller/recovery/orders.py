@@ -19,7 +19,7 @@ NODES = "nodes"  # that nodes come for the ranks of `Due.unplaced`
 
 
 def await_newcomers(state: JobState, *, some: bool = True) -> None:
-    """Give those that start now the policy's time to reach their train function; none: nobody is waited for."""
+    """Give those that start now the policy's time to reach their train function; none: no process is waited for."""
     if some:
         state.due.incident[NEWCOMERS] = state.now + state.policy.deadlines.start_s
     else:

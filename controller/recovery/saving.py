@@ -4,7 +4,8 @@ The same checkpoint is written before a world starts again, as that ends healthy
 at one step: each its own state, and each shard by the lowest rank that holds it. The lowest of all comes last and
 publishes. Whatever fails on the way is said and does not keep the job from ending, or the world from starting.
 
-Ranks that leave their node at a step boundary write their part in the same way, and training goes on (`planned.py`).
+Ranks that leave their node at a step boundary write their part in the same way, and training continues
+(`planned_change.py`).
 """
 
 import math
@@ -24,7 +25,7 @@ from .state import JobState, Phase, Reschedule, Resize, Result
 from .topic import (
     ALIVE,
     ChangeSize,
-    End,
+    EndNow,
     LostWhileSaving,
     Owed,
     PartSaved,
@@ -60,7 +61,7 @@ def _on_stop_requested(state: JobState, event: StopRequested) -> Recs:
         state.ignore("stop request while the job is saving")
     elif state.phase is Phase.SAVING:
         reason = f"{event.reason}; without a checkpoint, as it was asked for twice"
-        return _end(state, End(STOPPED_BY_REQUEST, reason))
+        return _end(state, EndNow(STOPPED_BY_REQUEST, reason))
     else:
         return _save_first(state, SaveFirst(Result(STOPPED_BY_REQUEST, event.reason)))
     return None
@@ -276,7 +277,7 @@ def _on_checkpoint_saved(state: JobState, event: CheckpointSaved) -> Recs:
 
 
 def _save_part(state: JobState, _: SavePart) -> Recs:
-    """Have the parked ranks write a checkpoint at a boundary, where training goes on."""
+    """Have the parked ranks write a checkpoint at a boundary, where training continues."""
     why_not = _start_saving(state)
     if why_not:
         return [PartSaved(0, f"and no checkpoint can be written: {why_not}", begun=False)]
@@ -296,11 +297,11 @@ def _conclude(state: JobState, remark: str) -> Recs:
     if isinstance(goal, Reschedule):
         return [Restart(goal, remark)]
     if goal is not None:
-        return _end(state, End(goal.exit_code, "; ".join(filter(None, (goal.reason, remark)))))
+        return _end(state, EndNow(goal.exit_code, "; ".join(filter(None, (goal.reason, remark)))))
     return None
 
 
-def _end(state: JobState, rec: End) -> Recs:
+def _end(state: JobState, rec: EndNow) -> Recs:
     """Tell all nodes and the platform that the job is over."""
     state.result = Result(rec.exit_code, rec.reason)
     state.history.stopped(state.now, state.world.pids(), rec.reason)
@@ -353,7 +354,7 @@ SAVING = Topic(
         Row((Phase.PAUSING, Phase.SAVING), m.CheckpointSaved, _on_checkpoint_saved),
         Row(ALIVE, StopRequested, _on_stop_requested),
     ),
-    answers={SaveFirst: _save_first, SavePart: _save_part, LostWhileSaving: _lost_while_saving, End: _end},
+    answers={SaveFirst: _save_first, SavePart: _save_part, LostWhileSaving: _lost_while_saving, EndNow: _end},
     rules=(Rule(frozenset({Phase.SAVING}), _all_parked, _save),),
     limits={Phase.SAVING: PhaseLimit(_overdue, _limit_s)},
     owes_rank=_owes_rank,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...protocol.messages import BuildAhead
-from ...protocol.prepared import builds_ahead
+from ...protocol.reports import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
 from .orders import give_up_waiting, request_node, start_command
 from .state import JobState, Phase

@@ -28,7 +28,7 @@ from .state import JobState, Phase, PlannedChange
 from .topic import (
     ChangeSize,
     Deadline,
-    End,
+    EndNow,
     NodesMissing,
     PhaseLimit,
     Plan,
@@ -96,7 +96,7 @@ def _nodes_missing(state: JobState, rec: NodesMissing) -> Recs:
     if _resize(state, rec.reason):
         return None
     if state.history.open is None:
-        return [End(1, rec.reason)]
+        return [EndNow(1, rec.reason)]
     return [RungFailed(None, rec.reason)]
 
 

@@ -60,7 +60,16 @@ class Suspect(Recommendation, frozen=True):
 
 
 class Decide(Recommendation, frozen=True):
-    """Choose a rung for the ranks that are at fault now."""
+    """Choose a rung for the ranks that are at fault now.
+
+    `hasty`: no node was asked so far. Before the job stops for want of a culprit, every node is asked.
+    """
+
+    hasty: bool = False
+
+
+class AskNodes(Recommendation, frozen=True):
+    """No rung helps without a rank at fault: ask all nodes what their ranks do. One that is lost does not answer."""
 
 
 class RungFailed(Recommendation, frozen=True):
@@ -165,7 +174,7 @@ class LostWhileSaving(Recommendation, frozen=True):
     detail: str
 
 
-class End(Recommendation, frozen=True):
+class EndNow(Recommendation, frozen=True):
     """Tell all nodes and the platform that the job is over."""
 
     exit_code: int

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...protocol.enums import StrEnum
-from ...protocol.prepared import PreparedProcesses
+from ...protocol.compat import StrEnum
+from ...protocol.reports import PreparedProcesses
 from ...protocol.types import Rendezvous, StandbyDepth, StepReport, StoreEndpoint
 from .repair import Location
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
-from midstep.controller.recovery.planned import FAILURES, READINGS
+from midstep.controller.recovery.planned_change import FAILURES, READINGS
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState, RankState
 from midstep.controller.routes import Routes

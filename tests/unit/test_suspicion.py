@@ -3,9 +3,18 @@
 from midstep.controller.recovery.blame import ENOUGH_SUSPICIONS
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
 from midstep.controller.recovery.state import Phase
+from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.incidents import Outcome
-from midstep.protocol.messages import ProbeProgress, ProgressReported, Quiesce, RankFinished, Release, StartProcess
-from midstep.protocol.types import Activity, FaultKind, RankProgress
+from midstep.protocol.messages import (
+    NodeLost,
+    ProbeProgress,
+    ProgressReported,
+    Quiesce,
+    RankFinished,
+    Release,
+    StartProcess,
+)
+from midstep.protocol.types import Activity, FaultKind, RankProgress, Rung
 
 from ..fakes.cluster import FakeCluster, job, only
 
@@ -272,3 +281,40 @@ def test_who_hangs_in_its_last_step_is_found_although_all_others_have_finished(c
         clock(1, Activity.COMPUTING, step=5, collectives=20, age_s=300.0, life=2),
     )
     assert [order.rank for order in only(bodies, Quiesce)] == [0, 1, 2, 3]
+
+
+def broken_collectives() -> FakeCluster:
+    """Every rank's collective has failed, and no rung of the ladder helps without a rank at fault."""
+    ladder = (RungPolicy(Rung.RECOVER), RungPolicy(Rung.STOP))
+    cluster = FakeCluster(job(spares=1), Policy(ladder=ladder)).start()
+    cluster.feed(*(cluster.fault(rank, FaultKind.COMMUNICATION) for rank in range(4)))
+    return cluster
+
+
+def test_a_job_does_not_stop_before_every_node_was_asked() -> None:
+    """The node that broke the collectives may be lost, and the agents' own connections know that a little later."""
+    cluster = broken_collectives()
+    asked = only(cluster.overdue(), ProbeProgress)
+    assert len(asked) == 2
+    cluster.expect(Phase.SUSPECTING)
+    cluster.feed(NodeLost("node1", "its agent is gone", cluster.now))
+    cluster.expect(Phase.QUIESCING)
+    assert cluster.machine.incidents[-1].replaced == (2, 3)
+
+
+def test_a_node_that_does_not_answer_is_at_fault_for_the_broken_collectives() -> None:
+    """Its silence is all that there is to be seen."""
+    cluster = broken_collectives()
+    cluster.overdue()
+    waits = (clock(rank, Activity.RECOVERING, **RUNS) for rank in (0, 1))  # type: ignore[arg-type]
+    cluster.feed(ProgressReported("node0", cluster.machine.state.clocks.probe, cluster.now, tuple(waits)))
+    cluster.overdue()
+    assert cluster.machine.incidents[-1].replaced == (2, 3)
+
+
+def test_a_job_stops_when_all_nodes_have_answered_and_none_is_at_fault() -> None:
+    """It is asked once."""
+    cluster = broken_collectives()
+    cluster.overdue()
+    probed(cluster, *(clock(rank, Activity.RECOVERING, **RUNS) for rank in range(4)))  # type: ignore[arg-type]
+    assert "no rank is known to be at fault" in cluster.machine.incidents[-1].decisions[-1].reason
