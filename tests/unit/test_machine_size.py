@@ -19,7 +19,7 @@ ROOT = Path(midstep.__file__).parent
 CORE = ("controller/recovery/machine.py", "controller/recovery/transitions.py", "processor/rank_loop.py")
 NOUNS = "protocol"
 MOST_FILES, MOST_LINES, MOST_LEVELS = 35, 9200, 12
-MOST_NOUN_FILES, MOST_NOUN_LINES = 17, 1900
+MOST_NOUN_FILES, MOST_NOUN_LINES = 17, 1950
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 21, 160
 
 
