@@ -43,7 +43,8 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
         (StopRequested,): (P.SAVING,),
     },
     P.SUSPECTING: {
-        (m.NodeLost, m.ProcessExited, m.FaultReported, DeadlinePassed): (*DECIDED,),
+        (m.NodeLost, m.ProcessExited, m.FaultReported): (*DECIDED,),
+        (DeadlinePassed,): (*(DECIDED - {P.ENDED}),),
         (m.ProgressReported,): (*DECIDED, P.RUNNING, P.RESUMING, P.FINISHING),
         (StopRequested,): (P.SAVING, P.ENDED),
     },
