@@ -185,8 +185,8 @@ def test_every_module_says_why_it_exists() -> None:
 
 MAX_IMPORT_SHARE = 6.0  # percent of a folder's lines
 IMPORT_SHARES = {
-    "agent": 7.9, "cli": 10.3, "communicators": 6.7, "controller": 7.6, "detectors": 6.3, "forecast": 9.7,
-    "launch": 9.2, "processor": 7.2, "testing": 7.2,
+    "agent": 7.9, "cli": 9.6, "communicators": 6.7, "controller": 6.9, "detectors": 6.3, "forecast": 9.6,
+    "launch": 9.0, "processor": 6.5, "testing": 7.2,
 }  # fmt: skip
 LONG_FUNCTIONS = {
     "adapters/megatron/resilient.py: resilient": 65,
@@ -204,7 +204,7 @@ SMALL_FILES = {
 }
 WITH_ONE_IMPORTER = 24  # short files that are not listed: they belong into the file that imports them
 NOUN_CLAUSES = re.compile(r"(What|Who|That|Of)\b")
-BEGIN_WITH_NOUN_CLAUSES = 78  # docstrings: an English sentence has a subject and a verb
+BEGIN_WITH_NOUN_CLAUSES = 70  # docstrings: an English sentence has a subject and a verb
 
 
 def product() -> list[Path]:
