@@ -40,6 +40,7 @@ _OF_THE_FAULT = frozenset(
         names.STORE,
         names.STORE_SECRET,
         names.STARTED_S,
+        channel.ERROR_FILE,
         "MASTER_ADDR",
         "MASTER_PORT",
     }

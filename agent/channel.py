@@ -24,6 +24,8 @@ _encoder = msgspec.msgpack.Encoder()
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # What torchrun sets unless the user has.
 DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+# Where `record` of torch.distributed.elastic writes an exception of the script; each process of a rank has its own.
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ROLE = "default"
 ROLE_NAME = "ROLE_NAME"
 
@@ -216,8 +218,7 @@ def rank_environment(
         "TORCHELASTIC_RESTART_COUNT": order.restart_count,
         "TORCHELASTIC_MAX_RESTARTS": job.max_restarts,
         "TORCHELASTIC_RUN_ID": job.job,
-        # Where `torch.distributed.elastic.multiprocessing.errors.record` writes an exception of the script.
-        "TORCHELASTIC_ERROR_FILE": error_file(job.job_directory, order.rank, order.incarnation),
+        ERROR_FILE: error_file(job.job_directory, order.rank, order.incarnation),
         "TORCHELASTIC_USE_AGENT_STORE": True,  # rank 0 must not serve the store itself
         names.JOB: job.job,
         names.NODE: node,
