@@ -20,6 +20,8 @@ from .cluster.cluster import PATIENCE_S, RESOURCE, Cluster
 from .cluster.image import IMAGE
 
 MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
+# These tests delete pods with `--grace-period=0`: a pod that is told to end is gone at once.
+_NO_GRACE = {"name": "MIDSTEP_GRACE_S", "value": "0"}
 PORT = 29_400
 FIRST = "first"  # the host name of the pod with the controller
 SECRET_FOLDER = "/var/run/midstep"
@@ -97,7 +99,7 @@ class JoinedJob:
             "name": "train",
             "image": IMAGE,
             "command": list(command),
-            "env": [{"name": "MIDSTEP_HOME", "value": _HOME}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": [{"name": "MIDSTEP_HOME", "value": _HOME}, {"name": "OMP_NUM_THREADS", "value": "1"}, _NO_GRACE],
             "resources": {"limits": {RESOURCE: self._npus}},
             "volumeMounts": [
                 {"name": "token", "mountPath": SECRET_FOLDER, "readOnly": True},
