@@ -8,7 +8,6 @@ raises the same error, and only another process can use the device again. Contex
 """
 
 import gc
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,8 +16,6 @@ import torch
 from ..protocol.errors import ConfigurationError, RecoveryError
 from ..protocol.types import FaultAction
 from .base import Damage
-
-_log = logging.getLogger("midstep")
 
 DRAIN_S = 5.0  # how long kernels of a script may take to end, once its collectives are aborted
 _ILLEGAL_WRITE = 'extern "C" __global__ void write_nowhere(float* at) { at[1LL << 42] = 1.0f; }'
