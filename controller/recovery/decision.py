@@ -74,13 +74,31 @@ def _decide(state: JobState, rec: Decide) -> Recs:
     gathers = widens and bool(incident.replaced)
     if not widens:
         state.begin_attempt()
-    choice = state.ladder.choose(_gather(state))
+    choice = _choose(state)
     if rec.hasty and choice.decision.rung is Rung.STOP:
         return [AskNodes()]
     state.decided(choice.decision)
     cost = _widened(state.incident.attempt.cost, choice.course.cost)
     state.incident = state.incident.take(choice.decision.rung, cost)
     return _carry_out(state, choice, gathers=gathers)
+
+
+def _choose(state: JobState) -> Choice:
+    """Ask the ladder. A rank that fails on a node that is about to go moves at once, where a spare is ready for it.
+
+    It is no reason to do more than that: where it cannot move alone, the ladder is asked as if the node stayed.
+    """
+    facts, planned = _gather(state), state.planned
+    going = {
+        name: f"node {name} is about to go: {planned.unwell[name].report.detail}"
+        for name in planned.going.intersection(planned.unwell)
+        if name not in facts.closed
+    }
+    if going and facts.usable_spares():
+        choice = state.ladder.choose(msgspec.structs.replace(facts, closed={**facts.closed, **going}))
+        if choice.decision.rung is Rung.RECOVER:
+            return choice
+    return state.ladder.choose(facts)
 
 
 def _widened(cost: tuple[Spent, ...], charges: tuple[Spent, ...]) -> tuple[Spent, ...]:

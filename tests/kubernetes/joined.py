@@ -20,8 +20,6 @@ from .cluster.cluster import PATIENCE_S, RESOURCE, Cluster
 from .cluster.image import IMAGE
 
 MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
-# These tests delete pods with `--grace-period=0`: a pod that is told to end is gone at once.
-_NO_GRACE = {"name": "MIDSTEP_GRACE_S", "value": "0"}
 PORT = 29_400
 FIRST = "first"  # the host name of the pod with the controller
 SECRET_FOLDER = "/var/run/midstep"
@@ -99,7 +97,7 @@ class JoinedJob:
             "name": "train",
             "image": IMAGE,
             "command": list(command),
-            "env": [{"name": "MIDSTEP_HOME", "value": _HOME}, {"name": "OMP_NUM_THREADS", "value": "1"}, _NO_GRACE],
+            "env": [{"name": "MIDSTEP_HOME", "value": _HOME}, {"name": "OMP_NUM_THREADS", "value": "1"}],
             "resources": {"limits": {RESOURCE: self._npus}},
             "volumeMounts": [
                 {"name": "token", "mountPath": SECRET_FOLDER, "readOnly": True},

@@ -127,6 +127,21 @@ def test_a_node_that_is_going_takes_no_budget() -> None:
     assert plan.charges == ()
 
 
+def test_a_rank_that_fails_on_a_node_that_is_going_moves_to_the_spare_at_once(cluster: FakeCluster) -> None:
+    """A machine that is shut down ends its ranks itself, some time after it has said that it goes."""
+    cluster.feed(GOING, cluster.exited(3))
+    (incident,) = cluster.machine.incidents
+    assert incident.decisions[-1].rung is Rung.RECOVER
+    assert "node node1 is about to go: m1 is being drained, within 120 s" in incident.decisions[-1].reason
+    assert sorted(holder.rank for holder in cluster.machine.state.world.on("node2")) == [2, 3]
+
+
+def test_a_rank_that_fails_on_a_node_that_is_going_restarts_there_if_it_cannot_move() -> None:
+    for cluster in (FakeCluster(job(spares=0)).start(), FakeCluster(job(nodes=1, spares=1)).start()):
+        cluster.feed(NodeGoing("node0", "preempted"), cluster.exited(1))
+        assert cluster.machine.incidents[-1].decisions[-1].rung is Rung.RECOVER_IN_PLACE
+
+
 def test_without_a_spare_a_node_is_asked_for_and_the_ranks_move_when_it_is_there() -> None:
     cluster = FakeCluster(job(spares=0), creates=True).start()
     bodies = cluster.feed(GOING)
