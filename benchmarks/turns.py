@@ -32,6 +32,7 @@ from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.routes import Routes
 from midstep.policies.schema import Policy, default_policy, job_settings
 from midstep.protocol.codec import encode, envelopes_of, pack
+from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     Envelope,
@@ -165,6 +166,7 @@ class Job:
             job_settings(policy, str(root)),
         )  # fmt: skip
         found_journal(journal_path(root), spec, policy)
+        JobKeys.create(root, [])
         self._journal = open_sqlite(journal_path(root))
         setting = Setting("turns", self.size, RANKS_PER_NODE, policy.heartbeat.interval_s, "", "", ())
         self.nodes = {node_address(name): Node(name, setting) for name in (f"node{n}" for n in range(nodes))}

@@ -142,7 +142,8 @@ def test_the_file_of_a_long_job_does_not_grow_and_its_story_begins_later(place: 
     for _ in range(5):
         place.run(2 * MANY, limits)
         sizes.append(place.path.stat().st_size)
-    assert sizes[-1] <= sizes[1]
+    # Events differ in length, so a page more or less is in use. 900 events that were kept would be many pages.
+    assert sizes[-1] <= sizes[1] + 4096
     story = list(read_story(place.directory))
     assert 1 < story[0].number <= len(place.told) - LIMITS.events
     assert [turn.number for turn in story] == list(range(story[0].number, len(place.told) + 1))
