@@ -71,6 +71,7 @@ class DeviceCommunicator(ScopedCommunicator):
             link_up_s=self._link_up_s,
         )
         self._registration.make_world(self, self._rank, len(self._members), timeout)
+        self._host.serve_scripts()
 
     def make_group(self, options: Any, given: Any = None) -> DeviceGroup:
         """Make a group that torch asks for. In a connected world the library links it on its first use."""

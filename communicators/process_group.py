@@ -5,6 +5,7 @@ delegate: the backend of the present generation, or a loopback while there is no
 never the group.
 """
 
+import functools
 import hashlib
 import os
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d as c10d
 
 from ..protocol.errors import CommunicatorError
 from .base import CollectiveObserver
@@ -155,6 +157,17 @@ def group_names(groups: Sequence[ReplaceableGroup]) -> list[str]:
     return names
 
 
+_own_new_group = dist.new_group
+_STAND_INS: dict[str, str] = {}  # of each backend that scripts name, the one that is used for it
+
+
+@functools.wraps(_own_new_group)
+def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
+    if isinstance(backend, str) and isinstance(c10d._get_default_group(), ReplaceableGroup):
+        backend = _STAND_INS.get(backend.lower(), backend)
+    return _own_new_group(ranks, timeout, backend, *args, **options)
+
+
 class GroupFactory(Protocol):
     """A communicator, as torch asks it for groups."""
 
@@ -184,6 +197,16 @@ class BackendRegistration:
         # Connecting has a rendezvous of its own. Torch's barrier would wait in a store that no other rank shares.
         os.environ[_BARRIER_VARIABLE] = "0"
         dist.init_process_group(self.backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
+
+    def stand_in_for(self, name: str, owner: GroupFactory) -> None:
+        """Have `owner` make the groups for which a script names the backend `name`, in midstep's worlds.
+
+        Torch's own would wait for the other ranks in the store of the default group, which no other rank shares, and
+        could be neither aborted nor reconnected.
+        """
+        self._owner = owner
+        _STAND_INS[name] = self.backend
+        dist.new_group = c10d.new_group = _new_group
 
     def destroy_world(self, owner: GroupFactory) -> None:
         """Destroy all groups, if they are `owner`'s."""

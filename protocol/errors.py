@@ -7,6 +7,7 @@
     |   +-- PolicyError             a policy YAML: carries file and key
     |   +-- NotUnderMidstep         a call that needs `midstep run` around it
     |   +-- UnsupportedState        a train state that cannot be captured without pickle
+    |   +-- UnsupportedCollective   a collective that the job's library does not do, for its arguments
     +-- WireError                   bytes that are refused; counted, never fatal
     |   +-- MalformedMessage
     |   +-- OversizedMessage
@@ -70,6 +71,10 @@ class NotUnderMidstep(ConfigurationError):
 
 class UnsupportedState(ConfigurationError):
     """The train state holds a value that cannot be captured without pickle. The text names its path."""
+
+
+class UnsupportedCollective(ConfigurationError):
+    """The job's collective library does not do this operation, or not for this dtype. No link has failed."""
 
 
 class WireError(MidstepError):

@@ -52,6 +52,11 @@ class GlooCommunicator(ScopedCommunicator):
     def _make_world(self, timeout: timedelta) -> None:
         """Make torch's default group, which asks `make_group` for it."""
         _REGISTRATION.make_world(self, self._rank, len(self._members), timeout)
+        self.serve_scripts()
+
+    def serve_scripts(self) -> None:
+        """Make the groups for which the script names gloo: `new_group(backend="gloo")`."""
+        _REGISTRATION.stand_in_for("gloo", self)
 
     def make_group(self, options: Any, given: Any = None) -> GlooGroup:
         """Make a group that torch asks for; connect it at once if the others are. Raises as `reconnect` does.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import torch
 from torch import distributed as dist
 
 from ..generation_scope import GenerationScope
@@ -89,6 +90,11 @@ class GlooGroup(ReplaceableGroup):
                 observer.left(op)
             return work
         return (FuturelessGroupWork if futureless else GroupWork)(scope, work, op, observer, self._timeout_s)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes: torch's checkpoints ask before they save in the background."""
+        return [torch.device("cpu")]
 
     def _get_backend(self, device: Any) -> Any:
         """Return what does the collectives: torch 2.15 asks it, before a batch, whether it makes one of it."""

@@ -12,12 +12,23 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from ...protocol.errors import MidstepError, UnsupportedCollective
 from ..background import COMPLETION_THREADS
 from ..base import CollectiveObserver
-from ..generation_scope import GenerationScope
+from ..generation_scope import GenerationScope, error_text
 from ..kept_works import keep, release
 
+# What torch says before gloo has sent anything: of the operation, and of the dtype.
+_REFUSALS = ("Cannot use ReduceOp", "Unhandled ReduceOp", "Invalid scalar type")
 OVERDUE_S = 5.0  # how much later than the backend's own timeout a missing completion is given up
+
+
+def failure(scope: GenerationScope, op: str, error: BaseException) -> MidstepError:
+    """Return what the caller of `op` must raise. Ends the scope, unless gloo has only refused the arguments."""
+    text = error_text(error)
+    if text.startswith(_REFUSALS):
+        return UnsupportedCollective(f"{op} is nothing that gloo does: {text}. Choose another operation or dtype")
+    return scope.fail(op, error)
 
 
 class FuturelessWork:
@@ -139,7 +150,7 @@ class GroupWork(dist.Work):
         try:
             self._inner.wait()
         except RuntimeError as error:
-            raise self._scope.fail(self._op, error) from error
+            raise failure(self._scope, self._op, error) from error
         return True
 
     def _leave(self) -> None:
@@ -175,16 +186,16 @@ class GroupWork(dist.Work):
         promise, observer = self._promise, self._observer
         assert promise is not None
         self._scope.discard(self)
-        failure, value = None, None
+        failed, value = None, None
         try:
             value = completed.value()
         except Exception as error:  # the backend's; the reducer's thread gets the collective that failed
-            failure = self._scope.fail(self._op, error)
+            failed = failure(self._scope, self._op, error)
         if observer is not None:
             self._observer = None
             observer.left(self._op)
         release(self)
-        promise.settle(failure, value)  # last: the thread that waits for it needs the interpreter next
+        promise.settle(failed, value)  # last: the thread that waits for it needs the interpreter next
 
     def is_completed(self) -> bool:
         """Return whether `wait` would return or raise at once."""
