@@ -6,13 +6,14 @@ what midstep itself needs of it. It is as open as torch's: what its clients leav
 
 import asyncio
 import enum
+import logging
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -24,6 +25,7 @@ _LENGTH = struct.Struct("<I")
 _GRACE_S = 5.0  # for the server to say that a wait has timed out
 _LEAST_S = 0.001
 _CLOSED_S = 5.0
+_log = logging.getLogger(__name__)
 
 Keys = Annotated[list[str], msgspec.Meta(max_length=1 << 16)]
 
@@ -69,6 +71,18 @@ class StoreReply(msgspec.Struct, frozen=True, array_like=True):
     full: bool = False
 
 
+class ValueKeeper(Protocol):
+    """Keeps values where they outlive the server. Called in threads of its own, by one at a time. Raises OSError."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Keep a value, in the place of an earlier one."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Keep a value no longer."""
+        ...
+
+
 _REQUESTS = msgspec.msgpack.Decoder(StoreRequest)
 _ANSWERS = msgspec.msgpack.Decoder(StoreReply)
 
@@ -84,6 +98,8 @@ class KeyValueServer:
         self._limit_bytes = limit_bytes
         self._values: dict[str, bytes] = {}
         self._bytes = 0
+        self._keeper: ValueKeeper | None = None
+        self._writing = asyncio.Lock()
         self._connections = 0
         self._changed: asyncio.Event | None = None
         self._closing = asyncio.Event()
@@ -92,9 +108,12 @@ class KeyValueServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="midstep-store", daemon=True)
         self._thread.start()
 
-    def clear(self) -> None:
-        """Forget all values, soon. From any thread."""
-        self._call(self._clear)
+    def begin(self, values: Mapping[str, bytes], keeper: ValueKeeper | None) -> None:
+        """Serve these values in the place of all others, soon, and answer changes once `keeper` has them.
+
+        A change that it cannot keep is refused as one without room. From any thread.
+        """
+        self._call(lambda: self._begin(values, keeper))
 
     def close(self) -> None:
         """Close the socket and all connections. From any other thread; idempotent."""
@@ -133,7 +152,7 @@ class KeyValueServer:
             self._connections -= 1
             writer.close()
 
-    async def _answer(self, request: StoreRequest) -> StoreReply:  # noqa: PLR0911 - one return for each operation
+    async def _answer(self, request: StoreRequest) -> StoreReply:
         values, keys = self._values, request.keys
         key = keys[0] if keys else ""
         match request.operation:
@@ -143,39 +162,62 @@ class KeyValueServer:
                 return StoreReply(values.get(key, b""), int(key in values))
             case StoreOperation.CHECK:
                 return StoreReply(number=int(all(each in values for each in keys)))
-            case StoreOperation.DELETE:
-                return StoreReply(number=int(self._delete(key)))
             case StoreOperation.COUNT:
                 return StoreReply(number=len(values))
-            case StoreOperation.SET:
-                return StoreReply(full=not self._set(key, request.value))
-            case StoreOperation.ADD:
-                total = int(values.get(key, b"0")) + request.amount
-                return StoreReply(number=total, full=not self._set(key, b"%d" % total))
-            case StoreOperation.COMPARE_SET:
-                full = values.get(key, b"") == request.expected and not self._set(key, request.value)
-                return StoreReply(values.get(key, b""), full=full)
+            case _:
+                async with self._writing:  # what is kept and what is served change in one order
+                    return await self._changed_by(request, key)
 
-    def _set(self, key: str, value: bytes) -> bool:
+    async def _changed_by(self, request: StoreRequest, key: str) -> StoreReply:
+        match request.operation:
+            case StoreOperation.DELETE:
+                return StoreReply(number=int(await self._delete(key)))
+            case StoreOperation.ADD:
+                total = int(self._values.get(key, b"0")) + request.amount
+                return StoreReply(number=total, full=not await self._set(key, b"%d" % total))
+            case StoreOperation.COMPARE_SET:
+                expected = self._values.get(key, b"") == request.expected
+                full = expected and not await self._set(key, request.value)
+                return StoreReply(self._values.get(key, b""), full=full)
+            case _:
+                return StoreReply(full=not await self._set(key, request.value))
+
+    async def _set(self, key: str, value: bytes) -> bool:
         """Set a value; False where there is no room for it."""
         assert self._changed is not None
-        total = self._bytes + len(value) - len(self._values.get(key, b"")) + (0 if key in self._values else len(key))
-        if self._limit_bytes is not None and total > self._limit_bytes:
+        more = len(value) + (-len(self._values[key]) if key in self._values else len(key))
+        if self._limit_bytes is not None and self._bytes + more > self._limit_bytes:
             return False
-        self._values[key], self._bytes = value, total
+        values = self._values
+        if not await self._is_kept(key, value) or values is not self._values:  # others are served meanwhile
+            return False
+        self._values[key] = value
+        self._bytes += more
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         return True
 
-    def _clear(self) -> None:
-        self._values.clear()
-        self._bytes = 0
+    def _begin(self, values: Mapping[str, bytes], keeper: ValueKeeper | None) -> None:
+        self._values, self._keeper = dict(values), keeper
+        self._bytes = sum(len(key) + len(value) for key, value in values.items())
 
-    def _delete(self, key: str) -> bool:
-        value = self._values.pop(key, None)
-        if value is None:
+    async def _is_kept(self, key: str, value: bytes) -> bool:
+        """Have a value kept, if values are; False where that fails."""
+        if self._keeper is None:
+            return True
+        try:
+            await asyncio.to_thread(self._keeper.set, key, value)
+        except OSError as error:
+            _log.error("a value of %d bytes for the store is refused, as it cannot be kept: %s", len(value), error)
             return False
-        self._bytes -= len(key) + len(value)
+        return True
+
+    async def _delete(self, key: str) -> bool:
+        if key not in self._values:
+            return False
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.delete, key)
+        self._bytes -= len(key) + len(self._values.pop(key, b""))
         return True
 
     async def _have_come(self, keys: Sequence[str], timeout_s: float) -> bool:

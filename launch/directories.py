@@ -395,6 +395,11 @@ def store_file(directory: Path) -> Path:
     return directory / ROLE_STORE_NAME
 
 
+def store_folder(directory: Path) -> Path:
+    """Return the folder with what the store of the roles holds, a folder for each attempt."""
+    return directory / "store"
+
+
 def _read(path: Path, form: type[_Form]) -> _Form:
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)

@@ -1,7 +1,10 @@
-"""Makes the directory of a job of roles, or finds it again, so that it is ready to be run."""
+"""Makes the directory of a job of roles, or finds it again, so that it is ready to be run; serves the roles' store."""
 
+import contextlib
+import hashlib
 import os
 import secrets
+import shutil
 import socket
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +18,7 @@ from ..policies.scripted_roles import PlannedRole
 from ..protocol import environment as env
 from ..protocol.discovery import write_role_store
 from ..protocol.errors import ConfigurationError
+from ..protocol.private_files import make_private_directory, replace_file
 from ..protocol.run_directories import RunDirectory, RunDirectoryTaken
 from ..protocol.types import Rendezvous
 from .directories import (
@@ -33,6 +37,7 @@ from .directories import (
     role_directory,
     role_job,
     store_file,
+    store_folder,
 )
 from .job import Start, new_name, policy_of, require_script
 from .meeting import address_towards
@@ -164,11 +169,47 @@ class LaunchedRole(msgspec.Struct, frozen=True):
     stop: bool
 
 
+class KeptValues:
+    """The values of the store in one attempt, each in a file, so that a launcher that is started again has them."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: is made where it is missing. Raises OSError."""
+        self._folder = folder
+        make_private_directory(folder)
+
+    def load(self) -> dict[str, bytes]:
+        """Return all of them by key, and remove what was half written. Raises OSError, ValueError."""
+        values = {}
+        for path in self._folder.iterdir():
+            if path.name.startswith("."):
+                path.unlink()
+                continue
+            try:
+                key, value = msgspec.msgpack.decode(path.read_bytes(), type=tuple[str, bytes])
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path.name}: {error}") from error
+            values[key] = value
+        return values
+
+    def set(self, key: str, value: bytes) -> None:
+        """Keep a value, in the place of an earlier one. Raises OSError."""
+        replace_file(self._file(key), msgspec.msgpack.encode((key, value)))
+
+    def delete(self, key: str) -> None:
+        """Keep a value no longer. Raises OSError."""
+        self._file(key).unlink(missing_ok=True)
+
+    def _file(self, key: str) -> Path:
+        return self._folder / hashlib.sha256(key.encode()).hexdigest()
+
+
 class SharedStore:
-    """Serves while it is entered."""
+    """Serves while it is entered. What it holds is in files, too, for a launcher that continues the job."""
 
     def __init__(self, founding: GroupFounding, directory: Path) -> None:
         """Listen, and say where. Raises ConfigurationError."""
+        self._folder = store_folder(directory)
+        self._keeps = not founding.roles_outlive_launcher  # those that do begin again after it, with an empty store
         host = _host(founding)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -181,10 +222,32 @@ class SharedStore:
         self._attempt = 0
 
     def begin(self, attempt: int) -> None:
-        """Empty the store when all roles begin again: what lies there was for the steps before."""
-        if self._attempt not in {0, attempt}:
-            self._server.clear()
+        """Serve what was kept of this attempt: nothing where all roles begin again, as it was for the steps before.
+
+        Raises ConfigurationError.
+        """
+        if self._attempt == attempt:
+            return
+        try:
+            self._forget(but=attempt)
+            kept = KeptValues(self._folder / str(attempt)) if self._keeps else None
+            self._server.begin({} if kept is None else kept.load(), kept)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"{self._folder}: what the roles had in their store cannot be read: {error}. Remove that folder to "
+                "continue with an empty store."
+            ) from error
         self._attempt = attempt
+
+    def end(self) -> None:
+        """Remove the files: the job is over, and is not continued."""
+        self._forget()
+
+    def _forget(self, but: int | None = None) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for folder in self._folder.iterdir():
+                if folder.name != str(but):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> "SharedStore":
         """Return itself."""

@@ -227,6 +227,8 @@ class RolesLauncher:
             case EndGroup():
                 self._result = JobResult(self._founding.job, action.exit_code, action.reason, 0, time.time())
                 write_result(self._opened.directory, self._result)
+                if self._store is not None:
+                    self._store.end()
 
     async def _write(self, record: GroupRecord) -> None:
         give_up_s = time.monotonic() + WRITE_FOR_S

@@ -33,7 +33,7 @@ _Answer = TypeVar("_Answer")
 
 
 class RoleStore:
-    """The key-value store of a job of roles. It survives the loss of any process but the job's launcher.
+    """The key-value store of a job of roles. What was set survives the loss of any process, and `midstep resume`.
 
     A connection that breaks is made again. All roles see the same keys. When all roles are restarted together the
     store is empty again. For all threads of a process.

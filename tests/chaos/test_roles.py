@@ -13,6 +13,8 @@ import yaml
 
 import midstep
 from midstep.controller.role_group import EXIT_STOPPED, GroupPhase
+from midstep.launch.directories import store_file
+from midstep.processor.role import RoleStore
 from midstep.protocol import environment as names
 from midstep.protocol.types import FaultAction, InjectionPoint
 
@@ -212,7 +214,7 @@ def test_what_all_roles_may_be_restarted_is_spent_across_launchers_and_then_the_
 def test_a_launcher_that_is_killed_leaves_no_process_and_the_job_continues_where_it_was(
     start_roles: StartRoles, undisturbed_role: Record
 ) -> None:
-    """Each role from its newest checkpoint, with what it has spent."""
+    """Each role from its newest checkpoint, with what it has spent; what was in the store is there again."""
     job = start_roles(
         {"actor": {"ladder": LADDER}, "rollout": {"steps": ENDLESS, "ladder": LADDER}},
         until=["actor"],
@@ -220,11 +222,14 @@ def test_a_launcher_that_is_killed_leaves_no_process_and_the_job_continues_where
     )
     job.role("rollout").pids()
     job.role("actor").held_at(EARLY)
+    store = RoleStore(store_file(job.directory), 1)
+    store.set("weights/1", b"of the launcher that is killed")
     job.launcher.kill()
     job.assert_no_process_left()
     job.launcher.wait()
     job.role("actor").open_gate(EARLY)
     job.resume()
+    assert store.get("weights/1", ROLES_PATIENCE_S) == b"of the launcher that is killed"
     assert job.wait() == 0, job.said()
     assert job.group().phase is GroupPhase.ENDED
     job.assert_nothing_left()

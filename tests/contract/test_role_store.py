@@ -1,5 +1,6 @@
 """The store that the roles of a job share: real sockets, one server, several clients."""
 
+import shutil
 import socket
 import threading
 import time
@@ -7,17 +8,18 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from midstep.communicators.key_value_store import KeyValueClient, KeyValueServer, StoreFull
-from midstep.launch.directories import GroupFounding, store_file
+from midstep.launch.directories import GroupFounding, store_file, store_folder
 from midstep.launch.roles import SharedStore
 from midstep.policies.scripted_roles import JobOfRoles
 from midstep.processor import role as role_module
 from midstep.processor.role import RoleStore, role
 from midstep.protocol import environment as env
 from midstep.protocol.discovery import read_role_store
-from midstep.protocol.errors import Interrupted, NotUnderMidstep, RoleStoreError
+from midstep.protocol.errors import ConfigurationError, Interrupted, NotUnderMidstep, RoleStoreError
 
 FOUNDING = GroupFounding("rl", JobOfRoles((), (), None), {}, "/", "local", True, "secret")
 
@@ -63,20 +65,75 @@ def test_what_a_process_without_the_secret_writes_is_not_taken_for_a_roles(share
         actor.get("weights")
 
 
-def test_a_store_that_comes_back_elsewhere_is_found_again(tmp_path: Path) -> None:
-    """As after `midstep resume`, for a rank that has lived through it: what it held is gone."""
+def test_a_store_that_comes_back_elsewhere_is_found_again_with_what_it_held(tmp_path: Path) -> None:
+    """As after `midstep resume`, also for a rank that has lived through it; what was deleted stays deleted."""
     actor = client(tmp_path)
     with SharedStore(FOUNDING, tmp_path) as first:
         first.begin(1)
-        actor.set("a", b"1")
-        assert actor._client is not None
-        actor._client.close()
-        assert actor.get("a") == b"1"
+        for key, value in (("a", b"1"), ("b", b"2"), ("c", b"3"), ("a", b"4")):
+            actor.set(key, value)
+        actor.delete("b")
     with SharedStore(FOUNDING, tmp_path) as second:
         second.begin(1)
-        assert not actor.has("a")
+        assert actor.get("a") == b"4"
+        assert (client(tmp_path).get("c"), actor.has("b")) == (b"3", False)
+        actor.set("b", b"5")
+        assert client(tmp_path).get("b") == b"5"
+
+
+def test_what_was_set_is_kept_before_it_is_acknowledged_and_is_gone_with_the_job(tmp_path: Path) -> None:
+    with SharedStore(FOUNDING, tmp_path) as store:
+        store.begin(1)
+        client(tmp_path).set("a", b"1")
+        assert len(list((store_folder(tmp_path) / "1").iterdir())) == 1
+        store.end()
+        assert list(store_folder(tmp_path).iterdir()) == []
+
+
+def test_a_launcher_that_begins_all_roles_again_finds_nothing_of_the_attempt_before(tmp_path: Path) -> None:
+    with SharedStore(FOUNDING, tmp_path) as first:
+        first.begin(1)
+        client(tmp_path).set("a", b"1")
+    with SharedStore(FOUNDING, tmp_path) as second:
+        second.begin(2)
+        assert not client(tmp_path, attempt=2).has("a")
+        assert [each.name for each in store_folder(tmp_path).iterdir()] == ["2"]
+
+
+def test_where_roles_outlive_the_launcher_nothing_is_kept_as_they_begin_again_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their job directory is on a network file system, which would take each value for nothing."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    with SharedStore(msgspec.structs.replace(FOUNDING, platform="ray"), tmp_path) as store:
+        store.begin(1)
+        client(tmp_path).set("a", b"1")
+        assert client(tmp_path).get("a") == b"1"
+        assert not store_folder(tmp_path).exists()
+
+
+def test_a_value_that_cannot_be_kept_is_refused_and_the_one_before_stays(
+    shared: SharedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that came back with less than was acknowledged would be worse than an error now."""
+    actor = client(tmp_path)
+    actor.set("a", b"1")
+    shutil.rmtree(store_folder(tmp_path))
+    with pytest.raises(RoleStoreError, match="is full"):
         actor.set("a", b"2")
-        assert client(tmp_path).get("a") == b"2"
+    assert actor.get("a") == b"1"
+    assert "a value of 17 bytes for the store is refused, as it cannot be kept" in caplog.text
+
+
+def test_a_store_whose_files_are_damaged_names_the_file_and_what_to_do(tmp_path: Path) -> None:
+    folder = store_folder(tmp_path) / "1"
+    folder.mkdir(parents=True)
+    (folder / "ab").write_bytes(b"nothing")
+    with (
+        SharedStore(FOUNDING, tmp_path) as store,
+        pytest.raises(ConfigurationError, match=r"store: what the roles had.*ab: .*Remove that folder"),
+    ):
+        store.begin(1)
 
 
 def test_without_a_store_it_is_said_where_it_should_be(tmp_path: Path) -> None:
