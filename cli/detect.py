@@ -25,7 +25,7 @@ from ..protocol.keys import ClientKeys
 from ..protocol.types import FaultReport, detector_address
 from .display.plain import echo, log_to_stderr
 from .frame import Command, operator_options
-from .standing_by import LEAVE_S, LEFT, unless_told_to_leave, until_one_listens
+from .standing_by import LEAVE_S, LEFT, unless_told_to_leave, until_one_leads
 
 KEYS_NAME = "keys"
 EXIT_SKIPPED = 3  # everything else was reported
@@ -182,7 +182,7 @@ class Watched(msgspec.Struct, frozen=True):
 
 def _detect_elsewhere(job: JobElsewhere, watched: Watched, name: str, *, standby: bool) -> int:
     async def stand_by_and_report() -> int:
-        await until_one_listens(job.endpoints)
+        await until_one_leads(job.endpoints, job.token)
         return await report_faults(way_with_token(job, name, standby=True), name, watched)
 
     if standby:

@@ -18,11 +18,12 @@ from ..platforms.base import PlatformContext, PlatformFactory, platform_check, p
 from ..platforms.peer import PlatformPeer, keys_from
 from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError
+from ..protocol.identities import Role
 from ..protocol.token import TOKEN_VARIABLE, FullToken, full, job_of, read_token
 from .display.plain import log_to_stderr
 from .ended_incidents import ended_incidents
 from .frame import Command, token_file_option
-from .standing_by import LEAVE_S, LEFT, until_one_listens
+from .standing_by import LEAVE_S, LEFT, until_one_leads
 
 
 @click.command("platform", cls=Command)
@@ -36,7 +37,7 @@ from .standing_by import LEAVE_S, LEFT, until_one_listens
 @click.option(
     "--standby",
     is_flag=True,
-    help="Wait for as long as no controller listens there: one that stands by does not. Leave, to be started again, "
+    help="Wait for as long as no controller that listens there leads. Leave, to be started again, "
     "when the one that was served has been away for 10 s. For a platform beside each of several controllers.",
 )
 @click.option("--check", is_flag=True, help="Only say whether it has what it needs, such as rights, and end.")
@@ -82,7 +83,8 @@ async def _host(factory: PlatformFactory, context: PlatformContext, *, standby: 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, leaving.set)
     if standby:
-        await _first(leaving.wait(), until_one_listens(context.controllers))
+        viewer = context.token.for_role(context.job, Role.VIEWER)
+        await _first(leaving.wait(), until_one_leads(context.controllers, viewer))
         if leaving.is_set():
             return LEFT
     leave_s = LEAVE_S if standby else float("inf")

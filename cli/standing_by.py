@@ -7,26 +7,33 @@ import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from ..protocol.compat import within
-from ..protocol.discovery import split
+from ..controller.endpoints.control_requests import StatusRequest
+from ..controller.endpoints.local_sockets import NoController
+from ..controller.endpoints.operator_client import ask_from_elsewhere
+from ..protocol.errors import NotAdmitted
+from ..protocol.token import RoleToken
 
 LEFT = 75  # the job has not ended: start it again
 LEAVE_S = 10.0  # how long the controller may be away before another one is taken to lead
 _LOOK_S = 0.25
-_CONNECT_S = 5.0
+ASK_S = 2.0
 
 _log = logging.getLogger(__name__)
 
 
-async def until_one_listens(controllers: Sequence[str]) -> None:
-    """Wait until a controller listens at one of these endpoints, so that it leads."""
-    _log.info("waits until a controller listens at %s", ", ".join(controllers))
+async def until_one_leads(controllers: Sequence[str], token: RoleToken) -> None:
+    """Wait until the controller at one of these endpoints leads, whichever others there are.
+
+    A token that is not taken is no reason to wait: what is asked next says why, or has keys of its own.
+    """
+    _log.info("waits until a controller leads at %s", ", ".join(controllers))
     while True:
-        for host, port in map(split, controllers):
-            with contextlib.suppress(OSError):
-                _, writer = await within(_CONNECT_S, asyncio.open_connection(host, port))
-                writer.close()
-                return
+        with contextlib.suppress(NoController):
+            try:
+                await asyncio.to_thread(ask_from_elsewhere, controllers, token, StatusRequest(), ASK_S, follows=False)
+            except NotAdmitted as error:
+                _log.warning("%s", error)
+            return
         await asyncio.sleep(_LOOK_S)
 
 
@@ -46,4 +53,4 @@ async def unless_told_to_leave(work: Coroutine[Any, Any, int]) -> int:
         await asyncio.gather(working, told, return_exceptions=True)
 
 
-__all__ = ["LEAVE_S", "LEFT", "unless_told_to_leave", "until_one_listens"]
+__all__ = ["LEAVE_S", "LEFT", "unless_told_to_leave", "until_one_leads"]

@@ -36,6 +36,7 @@ from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.local_sockets import ControlServer
 from .endpoints.remote_operators import OperatorRequests
 from .endpoints.request_handler import RequestHandler, StoryRequests
+from .endpoints.standing_by import ToldNodes, WhileLoading
 from .enroller import Enroller
 from .journal.journal import Journal
 from .journal.records import JournalEntry
@@ -193,6 +194,7 @@ class Driver:
         self._enroller = enroller
         self._words = KeptWords()
         self._switchover = switchover or Switchover()
+        self._told = ToldNodes(lambda: self._switchover.standing()[0])
         self._requests = RequestHandler(journal.founding.job, self._switchover, stories)
         self._job_directory = job_directory
         self._clock = journal.clock
@@ -241,7 +243,7 @@ class Driver:
     def begin(self) -> None:
         """Learn from the journal without acting, then announce the new term to the machine."""
         events = 0
-        for event, at_s in self._journal.load(self._learned.restore, self._alive.beat):
+        for event, at_s in self._journal.load(self._learned.restore, self._beat_while_loading(self._control)):
             self._learned.take(event, at_s)
             events += 1
         if self._learned.stop_requested:
@@ -255,6 +257,15 @@ class Driver:
         self._pend(ControllerStarted(self._journal.term))
         if self._stop is not None:
             self._pend(StopRequested(self._stop, insist=False))
+
+    def _beat_while_loading(self, control: OperatorRequests) -> Callable[[], None]:
+        loading = WhileLoading(self._switchover.name, control, self._wire.set_aside)
+
+        def beat() -> None:
+            self._alive.beat()
+            loading.beat()
+
+        return beat
 
     def turn(self) -> None:
         """Do everything that is to be done now, within bounds."""
@@ -301,6 +312,9 @@ class Driver:
                 self._pend(NodeReturned(node))
         if isinstance(envelope.body, NodeHeartbeat):
             self._board.take(envelope.body)
+            answer = self._told.answer(envelope.sender, now)
+            if answer is not None:
+                self._wire.answer(arrival, answer, now)
         if isinstance(envelope.body, NEVER_JOURNALED):
             self._wire.acknowledge(arrival)
             return
@@ -395,6 +409,7 @@ class Driver:
         self._finish = self._learned.finish
         if isinstance(event, NodeLost):
             self._wire.forget(node_address(event.node))  # its agent is gone, and acknowledges nothing
+            self._told.forget(node_address(event.node))
         return actions
 
     def _perform(self, actions: list[Action], now: float) -> None:

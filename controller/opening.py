@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -16,8 +17,16 @@ from ..protocol.errors import ConfigurationError
 from .election.election import Election
 from .election.file_election import LEASE_S, FileElection
 from .election.lease_election import LeaseElection, LeaseStore
-from .election.presence import EtcdPresence, RosterEntry, VolumePresence, controllers_of_host, server_clock
+from .election.presence import (
+    EtcdPresence,
+    KeptPresence,
+    RosterEntry,
+    VolumePresence,
+    controllers_of_host,
+    server_clock,
+)
 from .election.succession import EtcdSuccession, FileSuccession, Succession
+from .endpoints.standing_by import StandingBy
 from .etcd.place import EtcdPlace
 from .journal.etcd_store import open_in_etcd
 from .journal.journal import Journal
@@ -29,6 +38,9 @@ from .switchover import ControllerEntry, Switchover
 
 ELECTION_VARIABLE = "MIDSTEP_ELECTION"
 ELECTIONS = "midstep.elections"  # the group of their entry points
+
+
+_Beat = Callable[[ControllerEntry], None]
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -57,7 +69,8 @@ class SharedFolder(msgspec.Struct, frozen=True):
 class ControllerPlace(msgspec.Struct, frozen=True):
     """Where a controller works: absolute paths, and the endpoint it listens at.
 
-    The journal is in the job directory, unless `etcd` or a `shared` folder has it.
+    The journal is in the job directory, unless `etcd` or a `shared` folder has it. `endpoint`: where others reach this
+    controller of `job`, also while it stands by; empty: only its own machine does.
     """
 
     job_directory: Path
@@ -66,6 +79,8 @@ class ControllerPlace(msgspec.Struct, frozen=True):
     listen: str
     etcd: EtcdPlace | None = None
     shared: SharedFolder | None = None
+    job: str = ""
+    endpoint: str = ""
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -76,15 +91,21 @@ class Opened(msgspec.Struct, frozen=True):
     switchover: Switchover
 
 
-def open_job(stack: contextlib.ExitStack, place: ControllerPlace, term: Term, alive: KeepAlive) -> Opened:
+def open_job(
+    stack: contextlib.ExitStack,
+    place: ControllerPlace,
+    term: Term,
+    alive: KeepAlive,
+    standing_by: StandingBy | None = None,
+) -> Opened:
     """Stand by until this controller leads, and begin its term. `stack` closes what is open.
 
-    Raises JournalError, ConfigurationError.
+    `standing_by` answers meanwhile. Raises JournalError, ConfigurationError.
     """
     if place.etcd is not None:
-        return _open_in_etcd(stack, place.etcd, term, alive)
+        return _open_in_etcd(stack, place, place.etcd, term, _beat(term, alive, standing_by))
     if place.shared is not None:
-        return _open_in_folder(stack, place.shared, term, alive)
+        return _open_in_folder(stack, place, place.shared, term, _beat(term, alive, standing_by))
     return _open_in_files(stack, place.job_directory, place.run_directory, term, alive)
 
 
@@ -101,7 +122,7 @@ def _open_in_files(
     else:
         election = _election_of_one_host(path, term, entry, _admitted(succession, entry, term))
         journal = stack.enter_context(
-            open_sqlite(path, wait_s=term.wait_s, head=head, beat=_beat(term, alive), election=election)
+            open_sqlite(path, wait_s=term.wait_s, head=head, beat=partial(_beat(term, alive), entry), election=election)
         )
     return Opened(entry, journal, Switchover(entry, lambda: controllers_of_host(run_directory), succession))
 
@@ -126,10 +147,11 @@ def _election_of_one_host(journal: Path, term: Term, entry: ControllerEntry, adm
     return election
 
 
-def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, alive: KeepAlive) -> Opened:
-    alive.beat()
+def _open_in_etcd(
+    stack: contextlib.ExitStack, where: ControllerPlace, place: EtcdPlace, term: Term, beat: _Beat
+) -> Opened:
     lease_s = term.lease_s or LEASE_S
-    entry = EtcdPresence(place, term.name or _default_name(), lease_s)
+    entry = EtcdPresence(place, term.name or _default_name(), lease_s, where.endpoint)
     stack.callback(entry.close)
     succession = EtcdSuccession(place)
     stack.callback(succession.close)
@@ -138,16 +160,17 @@ def _open_in_etcd(stack: contextlib.ExitStack, place: EtcdPlace, term: Term, ali
         entry,
         lease_s=lease_s,
         wait_s=term.wait_s,
-        beat=_beat(term, alive),
+        beat=partial(beat, entry),
         admitted=_admitted(succession, entry, term),
     )
     stack.callback(journal.close)
     return Opened(entry, journal, Switchover(entry, entry.controllers, succession))
 
 
-def _open_in_folder(stack: contextlib.ExitStack, shared: SharedFolder, term: Term, alive: KeepAlive) -> Opened:
-    alive.beat()
-    entry = VolumePresence(shared.path, term.name or _default_name())
+def _open_in_folder(
+    stack: contextlib.ExitStack, where: ControllerPlace, shared: SharedFolder, term: Term, beat: _Beat
+) -> Opened:
+    entry = VolumePresence(shared.path, term.name or _default_name(), where.endpoint)
     stack.callback(entry.close)
     succession = FileSuccession(shared.path, server_clock(shared.path))
     election = LeaseElection(
@@ -162,7 +185,7 @@ def _open_in_folder(stack: contextlib.ExitStack, shared: SharedFolder, term: Ter
         name=entry.name,
         heard=lambda: entry.heard,
         wait_s=term.wait_s,
-        beat=_beat(term, alive),
+        beat=partial(beat, entry),
     )
     stack.callback(journal.close)
     entry.lead(journal.clock)
@@ -178,5 +201,14 @@ def _admitted(succession: Succession, entry: ControllerEntry, term: Term) -> Cal
     return lambda: succession.admits(entry.name, standby=term.wait_s is None)
 
 
-def _beat(term: Term, alive: KeepAlive) -> Callable[[], None]:
-    return alive.beat if term.wait_s is not None else alive.stand_by
+def _beat(term: Term, alive: KeepAlive, standing_by: StandingBy | None = None) -> _Beat:
+    """Return what shows that this controller gets on while it waits for the lead, and answers those who come."""
+    alive.beat()
+    sign = alive.beat if term.wait_s is not None else alive.stand_by
+
+    def beat(entry: ControllerEntry) -> None:
+        sign()
+        if standing_by is not None and isinstance(entry, KeptPresence):
+            standing_by.answer(entry.name, entry.controllers())
+
+    return beat

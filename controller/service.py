@@ -28,6 +28,7 @@ from .driver import Driver
 from .election.file_election import LEASE_S
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer, socket_path
+from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
 from .enroller import open_wire
 from .keepalive import KeepAlive
@@ -65,15 +66,15 @@ def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive, story_program
 def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_program: Sequence[str]) -> int:
     run_directory = place.run_directory
     with contextlib.ExitStack() as stack:
-        opened = open_job(stack, place, term, alive)
+        standing_by = _stand_by(stack, place)
+        opened = open_job(stack, place, term, alive, standing_by)
         entry, journal = opened.entry, opened.journal
         alive.start()
         entry.enter(ControllerPhase.LOADING, journal.term)
         stack.push(lambda kind, *_: _leave(entry) if kind is not None and issubclass(kind, JournalSuperseded) else None)
         discard_sockets(run_directory)
         job, policy = journal.founding.job, journal.founding.policy
-        router = bind(place.listen, run_directory, JobKeys.load_server(place.keys_directory))
-        stack.callback(router.close)
+        router = _listen(stack, place, standing_by)
         control = ControlServer(run_directory)
         stack.callback(control.close)
         write_endpoint(run_directory, router.endpoint)
@@ -122,6 +123,23 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_prog
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
             write_result(run_directory, result)
         return exit_code
+
+
+def _stand_by(stack: contextlib.ExitStack, place: ControllerPlace) -> StandingBy:
+    """Listen already, where others know this controller. Else it takes the last leader's place, once that has gone."""
+    keys = JobKeys.load_server(place.keys_directory)
+    standing_by = StandingBy(place.listen if place.endpoint else None, keys, place.job)
+    stack.callback(standing_by.close)
+    return standing_by
+
+
+def _listen(stack: contextlib.ExitStack, place: ControllerPlace, standing_by: StandingBy) -> RouterSocket:
+    """Return the socket to lead with."""
+    router = standing_by.hand_over()
+    if router is None:
+        router = bind(place.listen, place.run_directory, JobKeys.load_server(place.keys_directory))
+    stack.callback(router.close)
+    return router
 
 
 def _leave(entry: ControllerEntry) -> None:

@@ -50,6 +50,11 @@ class Switchover:
         self._leaves_s = 0.0
         self._paused_until_s = 0.0 if succession is None else _paused_until_s(succession)
 
+    @property
+    def name(self) -> str:
+        """The name of this controller, for people."""
+        return self._name or "of this job"
+
     def serve(self, term: int) -> None:
         """Enter this controller as the one that leads: the journal has been read."""
         if self._entry is not None:

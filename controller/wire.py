@@ -5,7 +5,7 @@ is acknowledged only by `acknowledge`, that is after it is durable.
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import msgspec
@@ -51,11 +51,12 @@ class Wire:
         self._refused: Counter[str] = Counter()
         self._resend_by_s = 0.0
         self._from_operators: list[Received] = []
+        self._set_aside: deque[Received] = deque()
 
     @property
     def pending(self) -> bool:
         """Whether something has arrived that was not received. Asked before every wait: see `protocol.transport`."""
-        return self._router.pending
+        return bool(self._set_aside) or self._router.pending
 
     @property
     def refused(self) -> dict[str, int]:
@@ -70,7 +71,7 @@ class Wire:
         """Return fresh messages that have arrived, a bounded number; look at `pending` for more."""
         arrivals: list[Arrival] = []
         count = 0
-        while count < RECEIVE_LIMIT and (batch := self._router.receive(limit=FRAMES_AT_ONCE)):
+        while count < RECEIVE_LIMIT and (batch := self._next_frames()):
             for received in batch:
                 if received.identity.startswith(OPERATOR_PREFIX):
                     self._from_operators.append(received)  # those are no frames of envelopes
@@ -83,6 +84,18 @@ class Wire:
             for receiver in self._out_of_reach.pop(connection):
                 self._mailbox.reached(receiver, now)
         return arrivals
+
+    def set_aside(self) -> None:
+        """Read what has come, for `receive`, so that operators can be answered while the journal is loaded."""
+        while len(self._set_aside) < UNCONFIRMED_LIMIT and (batch := self._router.receive(limit=FRAMES_AT_ONCE)):
+            for received in batch:
+                kept = self._from_operators if received.identity.startswith(OPERATOR_PREFIX) else self._set_aside
+                kept.append(received)
+
+    def _next_frames(self) -> list[Received]:
+        if not self._set_aside:
+            return self._router.receive(limit=FRAMES_AT_ONCE)
+        return [self._set_aside.popleft() for _ in range(min(FRAMES_AT_ONCE, len(self._set_aside)))]
 
     def _open(self, received: Received, now: float, arrivals: list[Arrival]) -> int:
         """Admit the messages of a frame one by one; return how many it has."""

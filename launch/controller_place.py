@@ -12,12 +12,16 @@ from ..controller.journal.reading import read_founding
 from ..controller.journal.volume_place import VolumePlace, is_volume, parse_volume_place
 from ..controller.opening import ControllerPlace, SharedFolder
 from ..controller.service import KEYS_NAME
+from ..protocol.discovery import endpoint
 from ..protocol.errors import ConfigurationError
 from ..protocol.private_files import make_private_directory
 from ..protocol.token import FullToken, Token, full, job_of
 from .directories import JobFile, base_directory, checked_name, claim_free_run_directory, write_job_file
 from .job import let_nodes_join, require_loopback, required
 from .joining import TokenWatch
+from .meeting import address_outside
+
+_EVERYWHERE = {"0.0.0.0", "*", "[::]", "::"}
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -87,7 +91,17 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
     write_job_file(directory, JobFile(str(run_directory), store, name))
     run_directory = run_directory.resolve()
     keys = given.keys or run_directory / KEYS_NAME
-    return ControllerPlace(directory, run_directory, keys, given.listen, etcd, shared)
+    return ControllerPlace(directory, run_directory, keys, given.listen, etcd, shared, name, reached_at(given.listen))
+
+
+def reached_at(listen: str) -> str:
+    """Return where others reach a controller that listens there; empty where that is not known before it leads."""
+    host, _, port = listen.removeprefix("tcp://").rpartition(":")
+    if not port.isdecimal() or int(port) == 0:
+        return ""
+    if host in _EVERYWHERE:
+        host = address_outside() or ""
+    return endpoint(host.removeprefix("[").removesuffix("]"), int(port)) if host else ""
 
 
 def _shared(place: VolumePlace) -> SharedFolder:

@@ -297,7 +297,7 @@ def address_towards(host: str, port: int) -> str:
             own = str(probe.getsockname()[0]).partition("%")[0]
         if not ipaddress.ip_address(own).is_loopback or _is_address(host) or host == "localhost":
             return own
-        return _first_outside() or own
+        return address_outside() or own
     raise ConfigurationError(f"{host} is not known to this machine, or there is no way to it: check its name.")
 
 
@@ -308,7 +308,7 @@ def _datagram(host: str, port: int) -> list[tuple[Any, ...]]:
         return []
 
 
-def _first_outside() -> str | None:
+def address_outside() -> str | None:
     """Return an address of this machine that others can reach."""
     usable = (ipaddress.ip_address(each) for each in own_addresses())
     return next((str(each) for each in usable if not each.is_loopback and not each.is_link_local), None)

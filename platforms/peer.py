@@ -57,7 +57,8 @@ class PlatformPeer:
         )
         self._absence: Absence | None = None
         if lookup is None:
-            self._absence = Absence(self._link, endpoints, self.absent.set)
+            # One that is beside its own controller, and leaves with it, does not serve another one.
+            self._absence = Absence(self._link, endpoints, self.absent.set, follows=leave_s == float("inf"))
             self._absence.leave_s = leave_s
 
     @property

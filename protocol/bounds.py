@@ -20,6 +20,7 @@ LONGEST_TEXT = 10_000  # for people
 LONGEST_PATH = 4096
 MOST_OF_A_NODE = 4096  # processes
 MOST_NODES = 65_536
+MOST_CONTROLLERS = 64  # an agent connects to each in turn
 MOST_OF_A_RANK = 65_536  # shards, checkpoints, copies
 MOST_PHASES = 64
 LONGEST_WORDS = 1024  # bytes of what a rank last printed

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from .bounds import MOST_CONTROLLERS
 from .errors import ConfigurationError
 from .private_files import replace_file
 from .types import Rendezvous
@@ -24,7 +25,7 @@ _TCP = "tcp://"
 # Returns where the controller listens or last listened; None if that is not known. May raise ConfigurationError.
 Lookup = Callable[[], str | None]
 DEFAULT_PORT = 29_400  # torchrun's, with the c10d backend
-MOST_ENDPOINTS = 64  # each is a connection, and a process has only so many descriptors
+MOST_ENDPOINTS = MOST_CONTROLLERS  # each is a connection, and a process has only so many descriptors
 _LARGEST_PORT = 65_535
 ROLE_STORE_NAME = "store.json"
 

@@ -3,6 +3,8 @@
 The recovery machine writes these records; status, report, demo and benchmarks read them.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from .compat import StrEnum
@@ -167,13 +169,16 @@ class ControllerPhase(StrEnum):
     """The phase of a controller."""
 
     COLD = "cold"  # it stands by
-    LOADING = "loading"  # it has been elected, and reads the journal; who asks is to try later
+    LOADING = "loading"  # it has been elected, and reads the journal; whoever asks is told to try later
     HOT = "hot"  # it leads
     OUT_OF_SERVICE = "not in service"  # another one leads, and it leaves
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
-    """A controller of the job that lives. `term`: of the one that leads. `since_s`: wall-clock seconds."""
+    """A controller of the job that lives. `term`: of the one that leads. `since_s`: wall-clock seconds.
+
+    `endpoint`: where others reach it, `tcp://host:port`; empty where only its own machine does.
+    """
 
     name: str
     pid: int
@@ -181,6 +186,13 @@ class ControllerStatus(msgspec.Struct, frozen=True):
     phase: ControllerPhase
     term: int
     since_s: float
+    endpoint: str = ""
+
+
+def leader_of(controllers: Iterable[ControllerStatus]) -> ControllerStatus | None:
+    """Return the controller that leads, or is about to; None: none of these does."""
+    leading = [each for each in controllers if each.phase in {ControllerPhase.LOADING, ControllerPhase.HOT}]
+    return max(leading, key=lambda each: each.term, default=None)
 
 
 class JobStatus(msgspec.Struct, frozen=True):

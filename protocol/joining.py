@@ -18,6 +18,7 @@ from .errors import ConfigurationError, NotAdmitted, WireError
 from .keys import ClientKeys
 from .messages import (
     JOINING_FAMILY,
+    ControllersListed,
     EnrolmentRefused,
     EnrolmentRequested,
     Envelope,
@@ -60,13 +61,18 @@ def ask_for_admission(
     """
     now = time.monotonic()
     until_s, say_s, name_until_s = now + limit_s, now + SAY_S, now + NAME_FREE_S
-    in_turn = _in_turn(endpoints)
+    in_turn, leads, standing_by = _in_turn(endpoints), "", ""
     while (now := time.monotonic()) < until_s and wanted():
-        endpoint = next(in_turn)
+        endpoint, leads = leads or next(in_turn), ""
         with _Asking(endpoint, invitation, request) as asking:
             answer = asking.answer(min(until_s, now + ATTEMPT_S))
         if isinstance(answer, NodeEnrolled):
             return Admission(answer, endpoint)
+        standing_by = ""
+        if isinstance(answer, ControllersListed):
+            standing_by = endpoint
+            leads = answer.leads if answer.leads != endpoint else ""
+            time.sleep(0.0 if leads else ASK_S)
         if isinstance(answer, EnrolmentRefused):
             in_use = answer.reason is RefusedBecause.NAME_IN_USE and time.monotonic() < name_until_s
             if not in_use and answer.reason is not RefusedBecause.LATER:
@@ -75,6 +81,11 @@ def ask_for_admission(
         if time.monotonic() >= say_s:
             say_s = time.monotonic() + SAY_S
             _log.warning("waiting for the controller of job %s at %s", invitation.job, ", ".join(endpoints))
+    if standing_by:
+        raise ConfigurationError(
+            f"no controller of job {invitation.job} has led for {limit_s:.0f} s: the one at {standing_by} stands by. "
+            "Look with `midstep status` there."
+        )
     raise ConfigurationError(
         f"no controller of job {invitation.job} has answered at {', '.join(endpoints)} for {limit_s:.0f} s. Is it "
         "started, and can this machine reach it?"
@@ -101,8 +112,11 @@ class _Asking:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | None:
-        """Return what the controller says; None if it has said nothing by then. Raises NotAdmitted."""
+    def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | ControllersListed | None:
+        """Return what the controller says; None if it has said nothing by then. Raises NotAdmitted.
+
+        One that stands by says where the others are.
+        """
         poller = zmq.Poller()
         poller.register(self._socket.raw, zmq.POLLIN)
         poller.register(self._watch.monitor, zmq.POLLIN)
@@ -115,7 +129,7 @@ class _Asking:
             self._require_fit()
             for received in self._socket.receive():
                 for body in _bodies(received.data):
-                    if isinstance(body, EnrolmentRefused):
+                    if isinstance(body, EnrolmentRefused | ControllersListed):
                         return body
                     if isinstance(body, NodeEnrolled) and body.public_key == self._public_key:
                         return body

@@ -4,7 +4,8 @@ Agents and platforms are built on it. They post reports and are handed commands;
 acknowledgements happen here.
 
 libzmq connects again by itself, but not where a key was refused, nor at another controller's endpoint: `Absence` does
-that. Training continues while there is no controller; only after `leave_s` a node gives the job up.
+that. A controller that stands by says so, and where the one is that leads. Training continues while there is no
+controller; only after `leave_s` a node gives the job up.
 """
 
 import asyncio
@@ -17,10 +18,10 @@ import msgspec
 
 from .codec import decode, encode, pack, unpack
 from .compat import within
-from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup, each_address
+from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup, each_address, split
 from .errors import ConfigurationError, MailboxFull, WireError
 from .mailbox import Mailbox
-from .messages import Envelope, Message
+from .messages import ControllersListed, Envelope, Message
 from .transport import DealerSocket, Received
 from .types import CONTROLLER
 
@@ -63,6 +64,8 @@ class ControllerLink:
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: list[bytes] = []  # what this turn of the loop has for the controller
         self._closed = False
+        self._turned_away: str | None = None
+        self.listed: tuple[str, ...] = ()  # where the job's controllers listen, as one of them said last
         self._quiet = asyncio.Event()  # nothing waits to be acknowledged
         self._quiet.set()
         socket.attach(self._loop, self._received)
@@ -74,13 +77,19 @@ class ControllerLink:
 
     @property
     def connected(self) -> bool:
-        """True while there is a connection to a controller."""
-        return self._socket.connected
+        """True while there is a connection to a controller, and not to one that stands by."""
+        return self._socket.connected and self._turned_away is None
+
+    @property
+    def turned_away(self) -> str | None:
+        """Where the controller leads, if the one at the present endpoint stands by; empty: it does not know."""
+        return self._turned_away
 
     def connect_to(self, endpoint: str) -> None:
         """Make the connection again, here or elsewhere. Raises ConfigurationError."""
         if self._closed:
             return
+        self._turned_away = None
         if endpoint == self.endpoint:
             self._socket.connect_again()
         else:
@@ -186,13 +195,27 @@ class ControllerLink:
         self.mailbox.refused["malformed"] += 1
         _log.warning("refused: %s", error)
 
+    def _learn(self, told: ControllersListed) -> None:
+        """Note where the controllers are. One that stands by has no term, and nothing else to say."""
+        self.listed = tuple(filter(_is_endpoint, told.endpoints))
+        if told.serves:
+            self._turned_away = None
+            return
+        if self._turned_away is None:
+            _log.info("the controller at %s stands by; %s leads", self.endpoint, told.leads or "none that it knows of")
+        self._turned_away = told.leads if _is_endpoint(told.leads) else ""
+
     def _take(self, envelope: Envelope) -> None:
+        if isinstance(envelope.body, ControllersListed):
+            self._learn(envelope.body)
+            return
         taken = self.mailbox.take(envelope, time.monotonic())
         if taken.reply is not None:
             self._send(taken.reply)
         if taken.new_session and envelope.sender == CONTROLLER:
             self._on_new_controller()
         if taken.deliver:
+            self._turned_away = None
             if envelope.number:
                 self._send(self.mailbox.acknowledge(envelope))
             self._on_command(envelope)
@@ -222,16 +245,33 @@ class ControllerLink:
             self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._resend)
 
 
+def _is_endpoint(text: str) -> bool:
+    try:
+        split(text)
+    except ConfigurationError:
+        return False
+    return True
+
+
 class Absence:
     """Watches one link in the running loop. `on_leave` is called once, when no controller was there for `leave_s`."""
 
     def __init__(
-        self, link: ControllerLink, endpoints: Sequence[str], on_leave: Callable[[], None] = lambda: None
+        self,
+        link: ControllerLink,
+        endpoints: Sequence[str],
+        on_leave: Callable[[], None] = lambda: None,
+        *,
+        follows: bool = True,
     ) -> None:
-        """`endpoints`: where controllers may listen; all their addresses are tried in turn, the present one last."""
+        """`endpoints`: where controllers may listen; all their addresses are tried in turn, the present one last.
+
+        `follows`: go where a controller says that others listen, too.
+        """
         self.leave_s = float("inf")
         self._link = link
         self._endpoints = tuple(endpoints)
+        self._follows = follows
         self._next: list[str] = []  # addresses that are to be tried in this turn
         self._again_s = NEXT_S
         self._resolving: asyncio.Task[None] | None = None
@@ -255,22 +295,30 @@ class Absence:
         elif now - self._here_s > self.leave_s:
             self._timer.cancel()
             self._on_leave()
+        elif self._follows and self._link.turned_away not in {None, "", self._link.endpoint}:
+            self._connect(str(self._link.turned_away), now)
         elif not self._next:
             if self._resolving is None:
                 self._resolving = self._loop.create_task(self._resolve())
         elif now - self._tried_s >= self._again_s:
-            self._tried_s = now
-            try:
-                self._link.connect_to(self._next.pop(0))
-            except ConfigurationError as error:
-                _log.warning("%s", error)
+            self._connect(self._next.pop(0), now)
+
+    def _connect(self, endpoint: str, now: float) -> None:
+        self._tried_s = now
+        try:
+            self._link.connect_to(endpoint)
+        except ConfigurationError as error:
+            _log.warning("%s", error)
 
     async def _resolve(self) -> None:
         """Begin a turn: look up where controllers may be by now."""
         try:
-            found = self._endpoints
+            known = self._endpoints
+            if self._follows:
+                known = tuple(dict.fromkeys((*known, *self._link.listed)))
+            found = known
             with contextlib.suppress(TimeoutError):
-                found = await within(RESOLVE_S, asyncio.to_thread(each_address, self._endpoints))
+                found = await within(RESOLVE_S, asyncio.to_thread(each_address, known))
             others = [each for each in found if each != self._link.endpoint]
             self._next = [*others, *(each for each in found if each == self._link.endpoint)]
             self._again_s = NEXT_S if others else CONNECT_AGAIN_S

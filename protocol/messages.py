@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import LONGEST_TEXT, Count, Name, Number
+from .bounds import LONGEST_TEXT, MOST_CONTROLLERS, Count, Name, Number
 from .compat import StrEnum
 from .reports import (
     CheckpointSaved,
@@ -47,6 +47,7 @@ __all__ = [
     "CheckNode",
     "CheckpointSaved",
     "Command",
+    "ControllersListed",
     "CreateNode",
     "DeleteNode",
     "EndJob",
@@ -321,6 +322,20 @@ class EnrolmentRefused(msgspec.Struct, frozen=True, tag=True):
 Enrolment = EnrolmentRequested | NodeEnrolled | EnrolmentRefused
 
 
+# --- where the controllers are --------------------------------------------------------------------------------------
+
+
+class ControllersListed(msgspec.Struct, frozen=True, tag=True):
+    """Where the controllers of the job listen, the one that leads first, if it is known.
+
+    `serves`: the sender leads, and answers a heartbeat. Else it stands by, and the receiver is to go to another one.
+    """
+
+    endpoints: Annotated[tuple[Name, ...], Meta(max_length=MOST_CONTROLLERS)]
+    serves: bool
+    leads: Name = ""  # the endpoint of the one that leads; empty: not known
+
+
 # --- all of them ----------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +367,7 @@ Command = (
 )
 
 
-Message = Report | NodeWords | Command | Ack | Enrolment
+Message = Report | NodeWords | Command | Ack | Enrolment | ControllersListed
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

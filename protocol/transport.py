@@ -105,6 +105,7 @@ class RouterSocket(NonblockingSocket):
         self._front: Front | None = None
         self._peers: dict[str, Peer] = {}
         self._of_families: deque[str] = deque()
+        self._newcomers: deque[str] = deque(maxlen=MAX_OF_FAMILIES)
         self._curve = curve is not None
         try:
             if curve is not None:
@@ -136,6 +137,12 @@ class RouterSocket(NonblockingSocket):
     def knows(self, identity: str) -> bool:
         """Say whether a client of that identity has connected."""
         return identity in self._peers
+
+    def newcomers(self) -> list[str]:
+        """Return the clients that have connected since the last call, some thousands at most. After `receive`."""
+        newcomers = list(self._newcomers)
+        self._newcomers.clear()
+        return newcomers
 
     def send(self, identity: str, data: bytes) -> bool:
         """Send to a client. False: it is not connected, its queue is full, or the message is too big."""
@@ -219,6 +226,7 @@ class RouterSocket(NonblockingSocket):
                 # speaks.
                 del self._peers[next(iter(self._peers))]
             self._peers[identity] = Peer(routing_id)
+            self._newcomers.append(identity)
             if of_family:
                 self._of_families.append(identity)
                 if len(self._of_families) > MAX_OF_FAMILIES:
@@ -228,6 +236,7 @@ class RouterSocket(NonblockingSocket):
                 self._refused["connection was replaced"] += 1
                 return False
             peer.move_to(routing_id)
+            self._newcomers.append(identity)
         return True
 
 

@@ -77,8 +77,8 @@ def in_service(controllers: Iterable[ControllerStatus]) -> tuple[ControllerStatu
     )
 
 
-def _entry_of(name: str) -> ControllerStatus:
-    return ControllerStatus(name, os.getpid(), socket.gethostname(), ControllerPhase.COLD, 0, time.time())
+def _entry_of(name: str, endpoint: str = "") -> ControllerStatus:
+    return ControllerStatus(name, os.getpid(), socket.gethostname(), ControllerPhase.COLD, 0, time.time(), endpoint)
 
 
 class RosterEntry:
@@ -141,9 +141,12 @@ def _locked_entries(folder: Path) -> Iterator[ControllerStatus]:
 class KeptPresence(ABC):
     """The entry of this process in a store of several machines, kept by a thread while the process lives."""
 
-    def __init__(self, name: str, every_s: float) -> None:
-        """Enter nothing before `_start`. `every_s`: between two times that the thread looks after the entry."""
-        self._entry = _entry_of(name)
+    def __init__(self, name: str, every_s: float, endpoint: str) -> None:
+        """Enter nothing before `_start`. `every_s`: between two times that the thread looks after the entry.
+
+        `endpoint`: where others reach this controller.
+        """
+        self._entry = _entry_of(name, endpoint)
         self._every_s = every_s
         self._wake = threading.Condition()
         self._closed = False
@@ -234,13 +237,13 @@ class EtcdPresence(KeptPresence):
     replaced.
     """
 
-    def __init__(self, place: EtcdPlace, name: str, lease_s: float) -> None:
+    def __init__(self, place: EtcdPlace, name: str, lease_s: float, endpoint: str = "") -> None:
         """Enter the controller as cold, and keep its lease. Raises ConfigurationError: its name is in use.
 
         Raises StoreUnreachable when etcd cannot be reached.
         """
         self._ttl_s = math.ceil(lease_s)
-        super().__init__(name, self._ttl_s / RENEWALS)
+        super().__init__(name, self._ttl_s / RENEWALS, endpoint)
         self._place = place
         self._key = f"{place.controllers}{name}"
         self._etcd = Etcd(place)
@@ -361,13 +364,13 @@ class LeadersClock:
 class VolumePresence(KeptPresence):
     """The entry of this process on a volume."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, endpoint: str = "") -> None:
         """Enter it as cold. Raises ConfigurationError: a controller on another machine has this name.
 
         Raises StoreUnreachable when the volume cannot be written.
         """
         require_name(name)
-        super().__init__(name, WRITE_S)
+        super().__init__(name, WRITE_S, endpoint)
         self._folder = folder / FOLDER
         self._path = self._folder / f"{name}.json"
         self._clock: Clock | None = None

@@ -12,7 +12,7 @@ import msgspec
 from ...protocol.bounds import Count, Name, Text
 from ...protocol.errors import MidstepError
 from ...protocol.identities import Role
-from ...protocol.incidents import Incident, JobStatus
+from ...protocol.incidents import ControllerPhase, Incident, JobStatus
 from ...protocol.types import ArmedFault, FaultReport
 
 MOST_PAUSED_S = 86_400
@@ -108,6 +108,28 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class TryLater(msgspec.Struct, frozen=True, tag=True):
+    """The request changes nothing: `controller` stands by, or is about to lead, and cannot serve it now.
+
+    `leader` leads, at `endpoint`; empty where that is not known.
+    """
+
+    controller: str
+    phase: ControllerPhase
+    leader: str = ""
+    endpoint: str = ""
+
+    @property
+    def text(self) -> str:
+        """Say what the controller is, and what to do."""
+        told = f"controller {self.controller} is {self.phase}"
+        if self.phase is ControllerPhase.LOADING:
+            return f"{told} the journal: try again in some seconds"
+        if not self.leader:
+            return f"{told}, and no other one leads now: try again in some seconds"
+        return f"{told}, and {self.leader} leads{f' at {self.endpoint}' if self.endpoint else ''}"
+
+
 PromptRequest = (
     StatusRequest
     | IncidentsRequest
@@ -120,7 +142,7 @@ PromptRequest = (
 )
 """What is answered at once, or when it is durable."""
 Request = PromptRequest | StoryRequest
-Reply = StatusReply | IncidentsReply | StoryReply | Accepted | Refused
+Reply = StatusReply | IncidentsReply | StoryReply | Accepted | Refused | TryLater
 
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 

@@ -24,11 +24,12 @@ from ...protocol.connection import ConnectionLimits
 from ...protocol.errors import ConfigurationError, DocumentError, MidstepError
 from ...protocol.transport import DealerSocket, RouterSocket, prepare_ipc, wait
 from ...protocol.types import FaultReport
-from .control_requests import Accepted, Refused, Reply, Request, decode_reply
+from .control_requests import Accepted, Refused, Reply, Request, TryLater, decode_reply
 
 SOCKET_NAME = "controller.sock"
 REQUESTS_PER_TURN = 32
 MAX_REPLY_BYTES = 8 * 1024 * 1024
+AGAIN_S = 0.1  # to a controller that is about to lead
 # A command line asks, waits some seconds, and leaves. The one that has been silent the longest makes room.
 LIMITS = ConnectionLimits(connections=32, unproven=32, unproven_per_address=32, idle_s=60.0)
 
@@ -101,16 +102,23 @@ def ask(run_directory: Path, request: Request, timeout_s: float = 5.0) -> Reply:
     path = socket_path(run_directory)
     if not path.exists():
         raise NoController(f"{path}: there is no controller here. The job has ended, or it runs on another machine.")
-    give_up = time.monotonic() + timeout_s
+    give_up, later = time.monotonic() + timeout_s, None
     dealer = DealerSocket(f"ipc://{path}", identity=f"cli-{os.getpid()}-{secrets.token_hex(4)}", curve=None)
     try:
         dealer.send(_encode(request))
         while (left_s := give_up - time.monotonic()) > 0:
             wait([dealer], (), left_s)
             for received in dealer.receive():
-                return decode_reply(path, received.data)
+                reply = decode_reply(path, received.data)
+                if not isinstance(reply, TryLater):
+                    return reply
+                later = reply
+                time.sleep(max(0.0, min(AGAIN_S, give_up - time.monotonic())))
+                dealer.send(_encode(request))
     finally:
         dealer.close()
+    if later is not None:
+        raise NoController(f"{path}: not served within {timeout_s:g} s: {later.text}")
     raise NoController(
         f"{path}: no answer within {timeout_s:g} s. The controller has died or is stopped; "
         "`midstep run` restarts it, so try again."

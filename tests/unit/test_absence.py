@@ -25,6 +25,8 @@ class _Link:
         self.connected = False
         self.endpoint = FIRST
         self.tried: list[str] = []
+        self.turned_away: str | None = None
+        self.listed: tuple[str, ...] = ()
 
     def connect_to(self, endpoint: str) -> None:
         self.tried.append(endpoint)
@@ -71,6 +73,27 @@ def test_all_addresses_of_a_name_are_tried_and_looked_up_again(quick: None, monk
 
     first, last = ["tcp://192.0.2.1:1", "tcp://[2001:db8::2]:1"], ["tcp://192.0.2.3:1", "tcp://192.0.2.1:1"]
     assert asyncio.run(run()) == [*first, SECOND, *last, SECOND]
+
+
+def test_an_agent_that_is_turned_away_goes_to_the_controller_that_leads_and_then_tries_all_that_it_was_told_of(
+    quick: None,
+) -> None:
+    """Also one that joined later. A platform beside its own controller stays with that one."""
+    third = "tcp://192.0.2.12:1"
+
+    async def run(*, follows: bool) -> list[str]:
+        link = _Link()
+        link.turned_away, link.listed = third, (third, SECOND)
+        watch = Absence(link, [FIRST], follows=follows)  # type: ignore[arg-type]
+        while len(link.tried) < 5:
+            await asyncio.sleep(0)
+        watch.close()
+        return link.tried
+
+    told = asyncio.run(run(follows=True))
+    assert told[0] == third
+    assert set(told[1:4]) == {FIRST, SECOND, third}
+    assert set(asyncio.run(run(follows=False))) == {FIRST}
 
 
 def test_an_agent_that_is_connected_stays_however_long_it_hears_nothing(quick: None) -> None:

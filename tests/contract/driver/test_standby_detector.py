@@ -7,7 +7,7 @@ import pytest
 
 from midstep.cli import detect as detector
 from midstep.cli.detect import Watched, report_faults, way_with_token
-from midstep.cli.standing_by import LEFT, until_one_listens
+from midstep.cli.standing_by import LEFT, until_one_leads
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.launch.reached_job import JobElsewhere
 from midstep.protocol.compat import within
@@ -26,7 +26,7 @@ QUIET_S = 0.3
 
 async def beside(endpoint: str, token: RoleToken) -> int:
     """Report what is in the ConfigMaps, as `midstep detect --standby` does."""
-    await until_one_listens([endpoint])
+    await until_one_leads([endpoint], token)
     way = await asyncio.to_thread(way_with_token, JobElsewhere((endpoint,), token), "detector", standby=True)
     return await report_faults(way, "detector", Watched((), {}, namespaces=("default",)))
 
