@@ -20,7 +20,7 @@ QUICK := not soak and not machines and not etcd and not kubernetes and not minds
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
-SUITES := unit contract cuda chaos soak devices campaign attack prove mutants etcd machines slurm mindspore versions ray kubernetes \
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore versions ray kubernetes \
 	cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -103,10 +103,6 @@ suite-devices:
 	$(PYTEST) -m "second_device and soak and not nightly" -n 3 $(SPREAD) $(or $(FILES),tests/chaos) $(TESTS) $(NONE)
 
 # The recovery machine in a simulated cluster: INCIDENTS=50000, SEEDS=7:8.
-# On a real GPU; skipped without one. PARTS="demo faults" for some.
-suite-cuda:
-	$(BIN)/python -m tests.cuda.run $(PARTS)
-
 suite-campaign:
 	MIDSTEP_SIM_SEEDS=$(SEEDS) MIDSTEP_SIM_INCIDENTS=$(or $(INCIDENTS),1500) $(PYTEST) -s tests/simulation/test_campaign.py $(TESTS)
 

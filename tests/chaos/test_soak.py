@@ -67,12 +67,12 @@ def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int
     grown = what_stays_grown(job, early)
     job.open_gate(last)
     incidents = finish(job)["incidents"]
+    assert not grown, grown
     others = [each for each in incidents if "ended by SIGKILL" not in each["cause"]]
     assert len(incidents) == recoveries, f"{job.said()}\nincidents that no kill began: {others}"
     for incident, (rank, step, _) in zip(incidents, kills, strict=True):
         assert_nobody_harmed(incident, {rank})
         assert incident["resumed_step"] == step
-    assert not grown, grown
     return job
 
 
