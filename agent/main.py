@@ -390,7 +390,10 @@ class Departure:
             left = f"its ranks found no other place within {self._allowed_s:.0f} s"
             return f"it was asked to leave ({self._asked}), and {left}"
         if self.spare_s is not None and spare_for_s > self.spare_s:
-            return f"it has waited as a spare for {self.spare_s:g} s (agent.spare_s)"
+            return (
+                f"it has waited as a spare for {self.spare_s:g} s (agent.spare_s), and was not needed. Start it again "
+                "to wait again; `--spares`, or `agent.spare_s: null` in the policy, keeps such machines"
+            )
         return ""
 
 

@@ -206,7 +206,7 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
         nodes=start.nodes,
         spare_nodes=start.spare_nodes,
         max_restarts=start.max_restarts,
-        settings=job_settings(policy, directory),
+        settings=job_settings(policy, directory, spares=start.spare_nodes),
     )
 
 

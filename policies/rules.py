@@ -16,7 +16,7 @@ from .budgets import WORLD_RESTARTS, parse_ranks
 from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
-from .schema import NodePolicy, Policy, RungPolicy
+from .schema import AgentPolicy, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -249,7 +249,7 @@ _RELATIONS: tuple[tuple[str, _Sum, str, _Sum], ...] = (
     ),
     (
         "agent.spare_s",  # all nodes are without ranks while some are waited for
-        lambda policy: math.inf if policy.agent.spare_s is None else policy.agent.spare_s,
+        lambda policy: math.inf if policy.agent.spare_s in {None, AgentPolicy().spare_s} else policy.agent.spare_s,
         "deadlines.nodes_s",
         lambda policy: policy.deadlines.nodes_s,
     ),

@@ -40,6 +40,7 @@ BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
 DeviceName = Annotated[str, msgspec.Meta(extra={"names": device_names})]
 CommunicatorName = Annotated[str, msgspec.Meta(extra={"names": communicator_names})]
+SPARE_MARGIN_S = 10.0  # beyond the time in which all nodes may be without ranks, since others are waited for
 
 
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,7 +177,7 @@ class AgentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the agent of a machine that has joined by itself stays without a controller, and without a rank."""
 
     leave_s: Seconds = 86_400.0  # then it ends what runs there, and exits with code 75
-    spare_s: Seconds | None = None  # as a spare; then it leaves, and exits with code 0
+    spare_s: Seconds | None = 600.0  # as a spare that no `--spares` asks for; then it leaves, and exits with code 0
 
 
 class TooOften(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -304,8 +305,11 @@ def default_policy() -> Policy:
     return Policy()
 
 
-def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
-    """Return the part of `policy` that agents and processors follow. Paths are taken from `job_directory`."""
+def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) -> JobSettings:
+    """Return the part of `policy` that agents and processors follow. Paths are taken from `job_directory`.
+
+    `spares`: how many nodes the job asks for beyond those that it needs.
+    """
     directory = Path(job_directory) / (policy.checkpoint.directory or "checkpoints")
     return JobSettings(
         checkpoint_directory=str(directory),
@@ -329,7 +333,15 @@ def job_settings(policy: Policy, job_directory: str | Path) -> JobSettings:
         restore=tuple(source.value for source in policy.restore),
         resizes=policy.scale.min_nodes is not None,
         leave_s=policy.agent.leave_s,
-        spare_s=policy.agent.spare_s,
+        spare_s=None if spares else _spare_s(policy),
         exceptions=policy.exceptions,
         retry_unknown_exceptions=policy.retry_unknown_exceptions,
     )
+
+
+def _spare_s(policy: Policy) -> float | None:
+    """Return how long a node waits that the job has no place for; one that it may still grow by waits longer."""
+    if policy.agent.spare_s is None:
+        return None
+    grows_s = 0.0 if policy.scale.min_nodes is None else policy.scale.min_interval_s
+    return max(policy.agent.spare_s + grows_s, policy.deadlines.nodes_s + SPARE_MARGIN_S)

@@ -264,7 +264,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     restore: tuple[str, ...] = ("replica", "checkpoint")
     resizes: bool = False  # the world may continue with fewer nodes
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
-    spare_s: float | None = None  # without a rank, it leaves
+    spare_s: float | None = 600.0  # without a rank, it leaves
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns
     retry_unknown_exceptions: bool = False  # what fits no pattern is mendable
 

@@ -6,7 +6,8 @@ import pytest
 
 from midstep.agent import main as spare_time
 from midstep.agent.main import Departure
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.files import parse_policy
+from midstep.policies.schema import job_settings
 from midstep.protocol.compat import within
 
 
@@ -88,7 +89,7 @@ def test_a_node_whose_ranks_do_not_move_leaves_when_its_time_is_over(quick: None
     assert asyncio.run(run()) == [why]
 
 
-def test_without_a_limit_a_node_waits_for_ever(quick: None) -> None:
+def test_without_a_limit_a_node_waits_for_as_long_as_the_job_runs(quick: None) -> None:
     async def run() -> bool:
         looks, left = [0], asyncio.Event()
 
@@ -103,4 +104,20 @@ def test_without_a_limit_a_node_waits_for_ever(quick: None) -> None:
         return left.is_set()
 
     assert not asyncio.run(run())
-    assert job_settings(default_policy(), "/").spare_s is None
+
+
+@pytest.mark.parametrize(
+    ("text", "spares", "waits_s"),
+    [
+        ("", 0, 600.0),
+        ("agent: {spare_s: 300}", 0, 300.0),
+        ("agent: {spare_s: null}", 0, None),
+        ("deadlines: {nodes_s: 900, orders_s: 1200}", 0, 910.0),  # nodes without ranks may be waiting for others
+        ("scale: {min_nodes: 1}", 0, 1200.0),  # a job that may grow does so 600 s after the last change at the latest
+        ("", 1, None),  # the job asks for machines that wait
+    ],
+)
+def test_a_machine_that_comes_late_waits_600_s_and_those_that_the_job_asks_for_as_long_as_it_runs(
+    text: str, spares: int, waits_s: float | None
+) -> None:
+    assert job_settings(parse_policy(text, "job.yaml"), "/", spares=spares).spare_s == waits_s
