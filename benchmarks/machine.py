@@ -1,4 +1,4 @@
-"""What one incident costs the recovery machine, and how that grows with the job.
+"""Measure what one incident costs the recovery machine, and how that grows with the job.
 
     python benchmarks/machine.py [--ranks 100 1000 10000 100000] [--repeats 5] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What each kind of replica costs a Megatron job, against plain Megatron under torchrun, and how long a recovery takes.
+"""Measure each kind of replica in a Megatron job, against plain Megatron under torchrun, and how long a recovery takes.
 
 Whole jobs by turns, data parallel with a distributed optimizer, over models of several sizes: what midstep does in a
 step is partly the same for every model, and partly grows with it. On a machine that is not quiet the CPU time says more

@@ -1,4 +1,4 @@
-"""What midstep costs while nothing happens: the step time of a resilient script against plain DDP, in the same run.
+"""Measure what midstep costs while nothing happens: step time of a resilient script against plain DDP, in one run.
 
 Twice, since each way has its weakness. *Paired*: plain and resilient steps by turns in the same processes, which is
 precise and does not see what agents and controller take beside the ranks; a second plain model is the control.

@@ -53,7 +53,7 @@ def keep_freed_memory() -> None:
 
 
 class Reading(NamedTuple):
-    """What a process has used up."""
+    """The resources that a process has used up."""
 
     s: float
     cpu_s: float

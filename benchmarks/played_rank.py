@@ -39,7 +39,7 @@ FIRST_PID = 1000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What the played nodes of one process have to know. `nodes`: their names."""
+    """The settings that the played nodes of one process share. `nodes`: their names."""
 
     job: str
     world_size: int
@@ -51,7 +51,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Node(Protocol):
-    """What carries the words of a rank."""
+    """The carrier of a rank's words."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What a job under measurement writes down, by its own hand and the machine's one clock, and what follows from it.
+"""The records that a measured job writes by the machine's one clock, and the figures that follow from them.
 
 Nothing here asks midstep how it did: the same lines come from a job under torchrun, so the comparison is fair.
 """
@@ -43,7 +43,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Life:
-    """What one process wrote: when it came to its marks, and when it completed which steps. Seconds, monotonic."""
+    """The records of one process: when it reached its marks and completed its steps. Seconds, monotonic."""
 
     rank: int
     marks: dict[str, float]

@@ -1,4 +1,4 @@
-"""What the link-up of a large job asks of its rendezvous store: real store and clients, played collectives.
+"""Measure the load of a large job's link-up on its rendezvous store: real store and clients, played collectives.
 
 Each rank is a thread with a connection of its own, and exchanges addresses with the members of its groups as a rebuild
 does: the world, and the groups of tensor (8), pipeline (8) and data parallelism. All ranks share the machine's cores

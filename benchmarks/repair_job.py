@@ -37,7 +37,7 @@ SHAPES = {  # by megabytes of parameters with Adam's state
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a process is told: who it is, where the ranks meet, what is moved how often, and where its notes go."""
+    """The instructions of a process: who it is, where the ranks meet, what is moved how often, where its notes go."""
 
     rank: int
     sources: int

@@ -1,4 +1,4 @@
-"""What a job of many nodes costs its controller: over real sockets, encrypted, with a real journal.
+"""Measure what a job of many nodes costs its controller: over real sockets, encrypted, with a real journal.
 
 The controller is `midstep controller`, in a process of its own. The nodes are played, 8 ranks each, in two more
 processes: each node has its own connection, key and address, sends its heartbeats, and answers for its ranks at once.
@@ -90,7 +90,7 @@ class Controller:
 
     @property
     def memory_bytes(self) -> int:
-        """What of its memory is resident."""
+        """Return how much of its memory is resident."""
         return int(self.process.memory_info().rss)
 
     async def endpoint(self) -> str:

@@ -1,4 +1,4 @@
-"""What an incident and a heartbeat cost the controller's thread: real driver, wire and journal, without sockets.
+"""Measure what an incident and a heartbeat cost the controller's thread: real driver, wire and journal, no sockets.
 
 Nodes are played in the same process (`played_rank.py`), and only what the driver's turns take is counted, in CPU time
 of the thread. So it can be compared on a machine with other programs at work, where `scale.py` needs one for itself. A

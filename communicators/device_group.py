@@ -200,7 +200,7 @@ class WatchedWork(dist.Work):
 
 
 class Batch:
-    """What a batch of sends and receives consists of: one work, or several."""
+    """The works that make up a batch of sends and receives: one, or several."""
 
     def __init__(self, works: Sequence[dist.Work]) -> None:
         self._works = works

@@ -45,7 +45,7 @@ CLEAR_S = 0.005  # a resume takes up to this
 
 
 class _Signal(msgspec.Struct, frozen=True):
-    """What a rank leaves for its peers: where it listens, and since when, on the machine's clock."""
+    """The note of a rank for its peers: where it listens, and since when, on the machine's clock."""
 
     listener: handshake.Listener
     at_s: float

@@ -25,7 +25,7 @@ class BatchedMessage(NamedTuple):
 
 
 class Collected(dist.Work):
-    """What a send or receive of a batch returns before the batch is started. Its caller waits for the batch."""
+    """The handle of a send or receive in a batch that has not started. Its caller waits for the batch."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return at once."""

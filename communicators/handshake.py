@@ -96,7 +96,7 @@ class NeighbourAddress(NamedTuple):
 
 
 class GlooMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each rank publishes before gloo connects them."""
+    """The entry that each rank publishes before gloo connects them."""
 
     listener: Listener
     groups: GroupNames
@@ -105,13 +105,13 @@ class GlooMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank publishes for those with which it is linked as a pair."""
+    """The entry that a rank publishes for its partners in pairs."""
 
     neighbours: NeighbourAddress
 
 
 class TcpMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each rank publishes before the sockets of the communicator `tcp` are connected."""
+    """The entry that each rank publishes before the sockets of the communicator `tcp` are connected."""
 
     neighbours: NeighbourAddress
 

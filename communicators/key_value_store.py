@@ -39,7 +39,7 @@ class StoreFull(Exception):
 
 
 class StoreOperation(enum.IntEnum):
-    """What a client asks for."""
+    """The operation that a client asks for."""
 
     SET = 0
     GET = 1
@@ -243,7 +243,7 @@ def _frame(data: bytes) -> bytes:
 
 
 class Store:
-    """What stores have in common; torch's class of this name where torch is installed."""
+    """The base of all stores; torch's class of this name where torch is installed."""
 
 
 class KeyValueClient(Store):

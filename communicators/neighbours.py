@@ -70,7 +70,7 @@ class Neighbours:
 
     @property
     def address(self) -> NeighbourAddress:
-        """What the other ranks need to connect."""
+        """Return the address that the other ranks connect to."""
         host, port = self._listener.getsockname()[:2]
         return NeighbourAddress(Listener(host, port), self._nonce)
 

@@ -21,7 +21,7 @@ _TIME_NAMESPACE = Path("/proc/self/ns/time")  # containers can have a monotonic 
 
 
 class ClockReading(msgspec.Struct, frozen=True):
-    """What a job's clock said once, and the machine's monotonic clock then. `boot`: which start of which machine."""
+    """One reading of a job's clock, with the machine's monotonic clock then. `boot`: which start of which machine."""
 
     boot: str
     monotonic_s: float
@@ -29,7 +29,7 @@ class ClockReading(msgspec.Struct, frozen=True):
 
 
 class HeardClock(msgspec.Struct, frozen=True):
-    """What the clock of a leader elsewhere said, at most `slack_s` before `monotonic_s` of this machine's clock."""
+    """A reading of a distant leader's clock, at most `slack_s` before `monotonic_s` of this machine's clock."""
 
     at_s: float
     monotonic_s: float

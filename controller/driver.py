@@ -92,7 +92,7 @@ def regret(error: JournalError) -> Refused:
 
 
 class KeptWords:
-    """What each node said last of what its ranks have printed, until the node is lost. It is in no journal before that.
+    """Keep each node's last report of what its ranks printed, until the node is lost. No journal has it before that.
 
     The machine decides nothing by it. With the loss it becomes a part of the event, so that each controller has the
     same report.

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What the rest of the controller knows of nodes: `lives`: it is heard; `given_back`: it is to end."""
+    """The rest of the controller's knowledge of nodes. `lives`: it is heard; `given_back`: it is to end."""
 
     lives: Callable[[str], bool]
     given_back: Callable[[str], bool]

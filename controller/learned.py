@@ -1,4 +1,4 @@
-"""What a controller learns from the events of its job: all of it follows from the journal, and from nothing else.
+"""Gather what a controller learns from the events of its job: it follows from the journal, and from nothing else.
 
 It can be written down as a snapshot, from which another controller continues without the events before it.
 """

@@ -84,7 +84,7 @@ class ControllerPlace(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What a controller has when it leads."""
+    """The parts that a controller has when it leads."""
 
     entry: ControllerEntry
     journal: Journal

@@ -19,7 +19,7 @@ _MAX_REASON = 1000
 
 
 class RoleState(StrEnum):
-    """What a role's job is doing, as far as the others are concerned."""
+    """The state of a role's job, as far as the others are concerned."""
 
     RUNNING = "running"
     STOPPING = "stopping"  # it has been asked to end
@@ -27,7 +27,7 @@ class RoleState(StrEnum):
 
 
 class GroupPhase(StrEnum):
-    """What the job of roles is doing."""
+    """The phase of the job of roles."""
 
     RUNNING = "running"
     RESTARTING = "restarting"  # all roles end, and start again from their checkpoints
@@ -74,7 +74,7 @@ class RoleGroup(msgspec.Struct, frozen=True):
 
 
 class GroupRules(msgspec.Struct, frozen=True):
-    """What the file says. `until`: the roles that have to finish.
+    """The rules of the file. `until`: the roles that have to finish.
 
     `failover`: the roles that have all restarted when they fail, and how often each may (per_job, window_s).
     `restarts`: how often all roles may be restarted, for all of them together; None: never.

@@ -14,7 +14,7 @@ from .recovery.state import Phase
 
 
 class StoryEntry(msgspec.Struct, frozen=True):
-    """What one event led to. `at_s`: wall-clock seconds. `incidents`: the numbers of those that it is a part of."""
+    """The outcome of one event. `at_s`: wall-clock seconds. `incidents`: the numbers of those that it is a part of."""
 
     number: int
     at_s: float

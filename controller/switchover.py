@@ -1,4 +1,4 @@
-"""What admins want of the lead: that another controller takes it, or that none does for a while.
+"""Carry out the wishes of admins for the lead: another controller takes it, or none does for a while.
 
 Neither is an event of the job: the journal has nothing of it, and the machine decides as if the leader had ended.
 """
@@ -23,7 +23,7 @@ class ControllerEntry(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of this controller."""
 
     def enter(self, phase: ControllerPhase, term: int = 0) -> None:
         """Say where it stands from now on."""

@@ -13,9 +13,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
 from ..protocol.errors import ConfigurationError
-from .npu_environment import DEFAULTS
 
 GROUP = "midstep.devices"
+NPU_WATCHDOG = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+# Else torch-npu ends the process at the first error.
+NPU_DEFAULTS = MappingProxyType(dict.fromkeys(NPU_WATCHDOG, "0"))
 CPU, CUDA, NPU, FAKE = "cpu", "cuda", "npu", "fake"
 GLOO, TCP, EXTERNAL = "gloo", "tcp", "external"
 
@@ -130,7 +132,7 @@ OWN = (
             ),
         ),
         torch_names=(NPU,),
-        environment=DEFAULTS,
+        environment=NPU_DEFAULTS,
         local=True,
         ray_resource="NPU",
         configuration="npu.yaml",
@@ -148,7 +150,7 @@ OWN = (
             ),
         ),
         torch_names=(NPU, CPU),
-        environment=DEFAULTS,
+        environment=NPU_DEFAULTS,
     ),
 )
 

@@ -6,14 +6,12 @@ rule gives its reason.
 
 from collections.abc import Mapping
 
-WATCHDOG = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+from .kinds import NPU_WATCHDOG as WATCHDOG
+
 DESYNC_DEBUG = ("TORCH_HCCL_DESYNC_DEBUG", "HCCL_DESYNC_DEBUG")
 CONNECT_TIMEOUT = "HCCL_CONNECT_TIMEOUT"
 NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
 CONNECT_DEFAULT_S, CONNECT_LEAST_S, CONNECT_MOST_S = 120, 120, 7200
-
-# What `midstep run` sets for the ranks of a job on such a device, unless the user has.
-DEFAULTS = dict.fromkeys(WATCHDOG, "0")
 
 
 def problems(environment: Mapping[str, str], link_up_s: float, allocator: str) -> list[str]:

@@ -10,7 +10,7 @@ and again has an end.
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from ..protocol.incidents import BudgetUse
 from ..protocol.types import FaultReport, Rung
 from ..protocol.wording import count, nodes_text, ranks_text
-from .schema import Budget, NodePolicy, Policy, RungPolicy, entry_for
+from .schema import Budget, NodePolicy, Policy, RungPolicy
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -58,10 +58,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     replaced. `nodes` maps every rank of the world to its node. `healthy` are the ranks alive in a resilient train
     function and not at fault. `node_failures` are those of all nodes, the ones that led here included.
 
-    `resilient`: at least one rank of the running world has reached a resilient train function; without one no
-    process can be kept. `max_restarts`: limit for restarts of a world that is not resilient (torchrun's
-    flag); it takes the place of the budgets of `reschedule_pod` and `reschedule_job`. None: the policy's
-    budgets hold. A job that was resilient once, and is caught while it starts, gets None; so does a fault of
+    `resilient`: at least one rank of the running world has reached a resilient train function; without one no process
+    can be kept. `max_restarts`: limit for restarts of a world that is not resilient (torchrun's flag); it takes the
+    place of the budgets of `reschedule_pod` and `reschedule_job`. None: the policy's budgets hold, as in every
+    resilient world. A job that was resilient once, and is caught while it starts, gets None; so does a fault of
     hardware, which is not the script's doing.
 
     `closed`: nodes in use on which no new process is to be started, with the reason; what runs there stays.
@@ -97,11 +97,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     node_failures: tuple[NodeFailure, ...] = ()
     min_nodes: int | None = None
 
-    @property
-    def attempts(self) -> int:
-        """How many rungs were taken in this incident."""
-        return len(self.taken)
-
     def usable_spares(self) -> tuple[str, ...]:
         """Return the spare nodes that are neither lost nor isolated, in their order."""
         return tuple(node for node in self.spare_nodes if node not in self.nodes_lost and node not in self.isolated)
@@ -116,30 +111,30 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 class Party(msgspec.Struct, frozen=True):
     """Those that recover by one ladder. `role` is empty for the ranks without a role.
 
-    `with_job`: a role without a ladder. It has the job's, of which it can only take the rungs that restart the world.
+    `entries`: the rungs that it can take. `charged`: the owner of the budgets that it spends, its role or (empty) the
+    job. `prefix`: the words before a reason that is this party's own. `with_job`: a role without a ladder. It has the
+    job's, of which it can only take the rungs that restart the world.
     """
 
     role: str
     ladder: tuple[RungPolicy, ...]
-    with_job: bool = False
+    entries: dict[Rung, RungPolicy]
+    charged: str
+    prefix: str
+    with_job: bool
 
-    @property
-    def charged(self) -> str:
-        """The owner of the budgets that it spends: its role, or (empty) the job."""
-        return "" if self.with_job else self.role
-
-    @property
-    def prefix(self) -> str:
-        """The words before a reason that is this party's own."""
-        return f"role {self.role}: " if self.role else ""
-
-    def entry(self, rung: Rung) -> RungPolicy | None:
-        """Return the ladder's entry for `rung`, None where the party does without it."""
-        return None if self.with_job and rung not in {*WORLD_RESTARTS, Rung.STOP} else entry_for(rung, self.ladder)
+    @classmethod
+    def of(cls, role: str, own: tuple[RungPolicy, ...] | None, of_job: tuple[RungPolicy, ...]) -> "Party":
+        """Make the party of a role with a ladder of its `own`, or None: with that of the job."""
+        ladder = of_job if own is None else own
+        taken = {*WORLD_RESTARTS, Rung.STOP} if own is None else {*Rung}
+        entries = {entry.rung: entry for entry in ladder if entry.rung in taken}
+        prefix = f"role {role}: " if role else ""
+        return cls(role, ladder, entries, "" if own is None else role, prefix, own is None)
 
     def missing(self, rung: Rung) -> str:
         """Say why the party has no entry for `rung`."""
-        if self.with_job and entry_for(rung, self.ladder) is not None:
+        if self.with_job and any(entry.rung is rung for entry in self.ladder):
             return f"role {self.role} has no ladder of its own, so it fails over with the job"
         return f"{self.prefix}{rung} is not on the ladder"
 
@@ -165,21 +160,8 @@ class Roles:
         spans = [(first, last, name) for name, role in policy.roles.items() for first, last in parse_ranks(role.ranks)]
         self._spans = sorted(spans)
         self._firsts = [first for first, _, _ in self._spans]
-        self._job = Party("", policy.ladder)
-        self._parties = {
-            name: Party(name, policy.ladder if role.ladder is None else role.ladder, with_job=role.ladder is None)
-            for name, role in policy.roles.items()
-        }
-
-    @property
-    def job(self) -> Party:
-        """The ranks without a role, and faults of no rank."""
-        return self._job
-
-    @property
-    def named(self) -> tuple[Party, ...]:
-        """The roles, as the policy lists them."""
-        return tuple(self._parties.values())
+        self.job = Party.of("", policy.ladder, policy.ladder)  # the ranks without a role, and faults of no rank
+        self.named = tuple(Party.of(name, role.ladder, policy.ladder) for name, role in policy.roles.items())
 
     @property
     def highest_rank(self) -> int:
@@ -196,13 +178,24 @@ class Roles:
         members: dict[str, list[int]] = {}
         for rank in ranks:
             members.setdefault(self.role_of(rank), []).append(rank)
-        return tuple(
-            (party, members[party.role]) for party in (self._job, *self._parties.values()) if party.role in members
-        )
+        return tuple((party, members[party.role]) for party in (self.job, *self.named) if party.role in members)
 
     def parties(self, ranks: Iterable[int]) -> tuple[Party, ...]:
         """Return the parties of `ranks`. A fault of no rank is the job's."""
-        return tuple(party for party, _ in self.divide(ranks)) or (self._job,)
+        return tuple(party for party, _ in self.divide(ranks)) or (self.job,)
+
+    def still_counted(self, spent: Iterable[Spent], now: float) -> list[Spent]:
+        """Return what of `spent` can count at `now` or later.
+
+        A job of months has had thousands of incidents; what no budget will look at again need not be remembered. A
+        restart of the world is: `--max-restarts` has no window.
+        """
+        parties = {party.role: party.entries for party in (self.job, *self.named) if not party.with_job}
+        return [
+            each
+            for each in spent
+            if each.rung in WORLD_RESTARTS or _can_count(each, parties.get(each.role, {}).get(each.rung), now)
+        ]
 
 
 def beyond(policy: Policy, world_size: int) -> str | None:
@@ -217,25 +210,20 @@ def beyond(policy: Policy, world_size: int) -> str | None:
 _Who = TypeVar("_Who", int, str)
 
 
-def failed_before(facts: Facts, rung: Rung) -> list[str]:
-    """Say that `rung` has failed in this incident, or cannot help in it; empty when it has not."""
-    failures = [failed.reason for failed in facts.failed if failed.rung is rung]
-    if not failures:
-        return []
-    what = "failed before" if rung in facts.taken else "cannot help"
-    return [f"{what} in this incident: {failures[-1]}"]
+def tried(facts: Facts, entry: RungPolicy, prefix: str = "") -> list[str]:
+    """Say why this incident's own history forbids the rung; empty when it does not.
 
-
-def tried(facts: Facts, entry: RungPolicy) -> list[str]:
-    """Say why this incident's own history forbids the rung; empty when it does not."""
-    failures = failed_before(facts, entry.rung)
+    `prefix` stands before a limit, which is one party's own, and not before a failure, which is everybody's.
+    """
+    failures = [failed.reason for failed in facts.failed if failed.rung is entry.rung]
     if failures:
-        return failures
-    if counts_restarts(facts) and entry.rung in WORLD_RESTARTS:
+        what = "failed before" if entry.rung in facts.taken else "cannot help"
+        return [f"{what} in this incident: {failures[-1]}"]
+    if facts.max_restarts is not None and entry.rung in WORLD_RESTARTS:
         return []
     times = facts.taken.count(entry.rung)
     if times >= entry.attempts:
-        return [f"taken {count(times, 'time')} in this incident, attempts is {entry.attempts}"]
+        return [f"{prefix}taken {count(times, 'time')} in this incident, attempts is {entry.attempts}"]
     return []
 
 
@@ -245,13 +233,18 @@ class Account:
     def __init__(self, facts: Facts, entry: RungPolicy, role: str = "") -> None:
         self._facts = facts
         self._entry = entry
-        self._within = in_window(facts.spent, entry, facts.now, role)
+        now, window_s = facts.now, entry.budget.window_s
+        self._within = [
+            spent
+            for spent in facts.spent
+            if spent.rung is entry.rung and spent.role == role and _counts(spent.at_s, window_s, now)
+        ]
         self._by_rank = Counter(rank for spent in self._within for rank in set(spent.ranks))
         self._by_node = Counter(node for spent in self._within for node in set(spent.nodes))
 
     def over(self, cost: Spent) -> list[str]:
         """Return each budget that has no room left for `cost`, with the ranks or nodes; empty when all have."""
-        if counts_restarts(self._facts) and self._entry.rung in WORLD_RESTARTS:
+        if self._facts.max_restarts is not None and self._entry.rung in WORLD_RESTARTS:
             return _restarts_spent(self._facts)
         budget = self._entry.budget
         over = []
@@ -263,32 +256,15 @@ class Account:
             over.append(_over(budget, f"per_node of {nodes_text(nodes)}", used, budget.per_node))
         return over
 
-
-def counts_restarts(facts: Facts) -> bool:
-    """Return whether `--max-restarts` holds in place of the policy's limits on restarts of the world."""
-    return not facts.resilient and facts.max_restarts is not None
-
-
-def in_window(spent: Iterable[Spent], entry: RungPolicy, now: float, role: str = "") -> list[Spent]:
-    """Return what of `spent` the budget of a rung on a party's ladder still counts at `now`."""
-    window_s = entry.budget.window_s
-    return [
-        each for each in spent if each.rung is entry.rung and each.role == role and _counts(each.at_s, window_s, now)
-    ]
-
-
-def still_counted(spent: Iterable[Spent], ladders: Mapping[str, Iterable[RungPolicy]], now: float) -> list[Spent]:
-    """Return what of `spent` can count at `now` or later. `ladders`: by whose budgets they have (empty: the job's).
-
-    A job of months has had thousands of incidents; what no budget will look at again need not be remembered. A restart
-    of the world is: `--max-restarts` has no window.
-    """
-    entries = {(role, entry.rung): entry for role, ladder in ladders.items() for entry in ladder}
-    return [
-        each
-        for each in spent
-        if each.rung in WORLD_RESTARTS or _can_count(each, entries.get((each.role, each.rung)), now)
-    ]
+    def uses(self, prefix: str) -> Iterator[BudgetUse]:
+        """Yield how much of each limit is spent; of limits per rank and per node, by the one that spent most."""
+        budget, name = self._entry.budget, f"{prefix}{self._entry.rung}"
+        if budget.per_job is not None:
+            yield BudgetUse(f"{name} per job", len(self._within), budget.per_job)
+        if budget.per_rank is not None:
+            yield BudgetUse(f"{name} per rank", max(self._by_rank.values(), default=0), budget.per_rank)
+        if budget.per_node is not None:
+            yield BudgetUse(f"{name} per node", max(self._by_node.values(), default=0), budget.per_node)
 
 
 def _can_count(spent: Spent, entry: RungPolicy | None, now: float) -> bool:
@@ -303,27 +279,6 @@ def _can_count(spent: Spent, entry: RungPolicy | None, now: float) -> bool:
 def _counts(at_s: float, window_s: float, now: float) -> bool:
     """Say whether what happened at `at_s` is in a window at `now`. 0: the whole job."""
     return window_s == 0 or now - at_s < window_s
-
-
-def budget_use(
-    ladder: Iterable[RungPolicy], spent: tuple[Spent, ...], now: float, role: str = ""
-) -> tuple[BudgetUse, ...]:
-    """Return how much of each limit is spent; for limits per rank and per node, by the one that spent most."""
-    uses = []
-    prefix = f"role {role}: " if role else ""
-    for rung in ladder:
-        within = in_window(spent, rung, now, role)
-        if rung.rung is Rung.STOP:
-            continue
-        if rung.budget.per_job is not None:
-            uses.append(BudgetUse(f"{prefix}{rung.rung} per job", len(within), rung.budget.per_job))
-        if rung.budget.per_rank is not None:
-            used = max(Counter(rank for entry in within for rank in set(entry.ranks)).values(), default=0)
-            uses.append(BudgetUse(f"{prefix}{rung.rung} per rank", used, rung.budget.per_rank))
-        if rung.budget.per_node is not None:
-            used = max(Counter(node for entry in within for node in set(entry.nodes)).values(), default=0)
-            uses.append(BudgetUse(f"{prefix}{rung.rung} per node", used, rung.budget.per_node))
-    return tuple(uses)
 
 
 def failures_by_node(failures: Iterable[NodeFailure], policy: NodePolicy, now: float) -> Counter[str]:

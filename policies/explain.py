@@ -119,7 +119,7 @@ def suppose(faults: Iterable[FaultReport], world: SupposedWorld, policy: Policy 
         nodes=node_of,
         healthy=frozenset(node_of).difference(at_fault) if world.resilient else frozenset(),
         resilient=world.resilient,
-        max_restarts=world.max_restarts,
+        max_restarts=None if world.resilient else world.max_restarts,
         nodes_lost=frozenset(fault.node for fault in located if fault.kind is FaultKind.NODE_LOST and fault.node),
         closed=_closed(located, node_of),
         spare_nodes=tuple(f"spare-{index}" for index in range(world.spares)),

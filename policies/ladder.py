@@ -4,14 +4,17 @@ Pure, and without memory of its own: what was taken and what failed comes in wit
 machine asks at the beginning of an incident and after every new fault or missed deadline in it.
 
 An incident that touches several roles takes the cheapest rung that all of their ladders allow.
+
+Before any rung is asked, `place` says where the ranks at fault go: what is wrong with a node or a device comes first,
+then what the policy still allows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from ..protocol.incidents import BudgetUse
-from ..protocol.types import Decision, Rung, SkippedRung
+from ..protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung, SkippedRung
 from ..protocol.wording import count
 from .budgets import (
     WORLD_RESTARTS,
@@ -20,15 +23,22 @@ from .budgets import (
     Party,
     Roles,
     Spent,
-    budget_use,
-    counts_restarts,
-    failed_before,
-    still_counted,
+    failures_by_node,
     tried,
+    worn_out,
 )
-from .placement import Placement, place
-from .rungs import RULES, RungQuery
-from .schema import Policy
+from .rungs import RULES, Placement, RungQuery, charge
+from .schema import NodePolicy, Policy
+
+# What a new process on the same device mends. NotHandleFault asks for nothing, so it bars nothing.
+IN_PLACE_LEVELS = frozenset(
+    {
+        FaultLevel.SOFTWARE,
+        FaultLevel.NOT_HANDLE,
+        FaultLevel.RESTART_REQUEST,
+        FaultLevel.RESTART_BUSINESS,
+    }
+)
 
 
 class Course(msgspec.Struct, frozen=True):
@@ -60,48 +70,50 @@ class Ladder:
 
     def choose(self, facts: Facts) -> Choice:
         """Return the cheapest rung that fits, why, why each cheaper one was skipped, and what it does. Never raises."""
-        placement, parties = self.placement(facts), self._parties(facts)
+        case, parties = self._question(facts)
         names = tuple(party.role for party in parties if party.role)
-        skipped: list[SkippedRung] = []
-        for rung in self._rungs(parties):
-            case = RungQuery(facts, placement, tuple(skipped))
+        listed = {entry.rung for party in parties for entry in party.ladder}
+        taken = Rung.STOP  # which is on every ladder
+        for rung in [rung for rung in Rung if rung in listed and rung is not Rung.STOP]:
             refused = self._refusals(case, rung, parties)
             if not refused:
-                return self._choice(case, rung, parties, names)
-            skipped.append(SkippedRung(rung, "; ".join(refused)))
-        return self._choice(RungQuery(facts, placement, tuple(skipped)), Rung.STOP, parties, names)
+                taken = rung
+                break
+            skipped = (*case.skipped, SkippedRung(rung, "; ".join(refused)))
+            case = msgspec.structs.replace(case, skipped=skipped)
+        whose = f"role{'' if len(names) == 1 else 's'} {', '.join(names)}: " if names else ""
+        decision = Decision(taken, whose + RULES[taken].why(case), case.skipped, names)
+        return Choice(decision, self._course(case, taken, parties))
 
     def decide(self, facts: Facts) -> Decision:
         """Return the decision alone: what an operator reads."""
         return self.choose(facts).decision
 
-    def placement(self, facts: Facts) -> Placement:
-        """Return which ranks mend themselves, may restart in place, or would move, and which nodes are left."""
-        return place(facts, self.roles, self.policy.node)
-
     def course(self, facts: Facts, rung: Rung) -> Course:
         """Return what taking `rung` now comes to, for what is planned."""
-        return self._course(RungQuery(facts, self.placement(facts)), rung, self._parties(facts))
+        case, parties = self._question(facts)
+        return self._course(case, rung, parties)
 
     def refusals(self, facts: Facts, rung: Rung) -> tuple[str, ...]:
         """Return every reason against `rung` now, for what is planned and can wait; empty when it can be taken."""
-        return tuple(self._refusals(RungQuery(facts, self.placement(facts)), rung, self._parties(facts)))
+        case, parties = self._question(facts)
+        return tuple(self._refusals(case, rung, parties))
 
     def budgets(self, spent: tuple[Spent, ...], now: float) -> tuple[BudgetUse, ...]:
         """Return how much of every limit is spent at `now`, for status."""
-        uses = budget_use(self.policy.ladder, spent, now)
-        for party in self.roles.named:
-            uses += () if party.with_job else budget_use(party.ladder, spent, now, party.role)
-        return uses
+        facts = Facts(now=now, spent=spent)
+        return tuple(
+            use
+            for party in (self.roles.job, *self.roles.named)
+            for entry in (party.ladder if not party.with_job else ())
+            if entry.rung is not Rung.STOP
+            for use in Account(facts, entry, party.charged).uses(party.prefix)
+        )
 
-    def still_counted(self, spent: Iterable[Spent], now: float) -> list[Spent]:
-        """Return what of `spent` a decision at `now` or later can depend on."""
-        ladders = {party.role: party.ladder for party in (self.roles.job, *self.roles.named) if not party.with_job}
-        return still_counted(spent, ladders, now)
-
-    def _choice(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...], names: tuple[str, ...]) -> Choice:
-        decision = Decision(rung, _of_roles(names) + RULES[rung].why(case), case.skipped, names)
-        return Choice(decision, self._course(case, rung, parties))
+    def _question(self, facts: Facts) -> tuple[RungQuery, tuple[Party, ...]]:
+        """Return what each rung is asked, and the parties whose ladders are walked."""
+        parties = self.roles.parties(dict.fromkeys((*facts.culprits, *facts.mendable)))
+        return RungQuery(facts, place(facts, self.roles, self.policy.node)), parties
 
     def _course(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> Course:
         """Return the course of a rung: each role pays for its own ranks, and the job for a restart of the world."""
@@ -113,51 +125,31 @@ class Ladder:
             cost.append(Spent(rung, case.facts.now))
         return Course(rule.replaces(case), rule.leaves(case), tuple(cost), case.placement.to)
 
-    def _parties(self, facts: Facts) -> tuple[Party, ...]:
-        return self.roles.parties(dict.fromkeys((*facts.culprits, *facts.mendable)))
-
-    @staticmethod
-    def _rungs(parties: Iterable[Party]) -> list[Rung]:
-        """Return the rungs of all parties' ladders, from the cheapest; the stop is on all of them."""
-        listed = {entry.rung for party in parties for entry in party.ladder}
-        return [rung for rung in Rung if rung in listed and rung is not Rung.STOP]
-
     def _refusals(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
         """Return every reason against `rung`: what was tried, whether it fits, what its budgets leave."""
         facts = case.facts
-        missing = [party.missing(rung) for party in parties if party.entry(rung) is None]
+        missing = [party.missing(rung) for party in parties if rung not in party.entries]
         if missing:
             return missing
         refused = []
-        limit = self.policy.incident.max_attempts
-        unlimited = counts_restarts(facts) and rung in WORLD_RESTARTS
-        if facts.attempts >= limit and not unlimited:
-            taken = count(facts.attempts, "attempt")
+        limit, attempts = self.policy.incident.max_attempts, len(facts.taken)
+        if attempts >= limit and not (facts.max_restarts is not None and rung in WORLD_RESTARTS):
+            taken = count(attempts, "attempt")
             refused.append(f"{taken} made in this incident, incident.max_attempts is {limit}")
-        failed = failed_before(facts, rung)
-        refused += failed
-        entries = [(party, entry) for party in parties if (entry := party.entry(rung)) is not None]
-        if not failed:
-            refused += [party.prefix + reason for party, entry in entries for reason in tried(facts, entry)]
-        rule = RULES[rung]
-        misfit = rule.unfit(case)
-        if misfit is not None:
-            refused.append(misfit)
-        return refused + self._spent(case, rung, parties)
-
-    def _spent(self, case: RungQuery, rung: Rung, parties: tuple[Party, ...]) -> list[str]:
-        """Return each budget of `rung`, of any party, that has no room left."""
+        for party in parties:
+            refused += tried(facts, party.entries[rung], party.prefix)
+        misfit = RULES[rung].unfit(case)
+        refused += [] if misfit is None else [misfit]
         own, *_ = RULES[rung].cost(case)
         costs = {spent.role: spent for spent in self._divided(own, parties)}
         if rung in WORLD_RESTARTS and "" not in costs:
-            costs[""] = Spent(rung, case.facts.now)
-        refused = []
+            costs[""] = Spent(rung, facts.now)
         for party in (self.roles.job, *self.roles.named):
-            entry = party.entry(rung)
+            entry = party.entries.get(rung)
             cost = None if party.with_job else costs.get(party.role)
             if entry is not None and cost is not None:
-                over = Account(case.facts, entry, party.charged).over(cost)
-                refused += [reason if counts_restarts(case.facts) else party.prefix + reason for reason in over]
+                prefix = "" if facts.max_restarts is not None else party.prefix
+                refused += [prefix + reason for reason in Account(facts, entry, party.charged).over(cost)]
         return list(dict.fromkeys(refused))
 
     def _divided(self, cost: Spent, parties: tuple[Party, ...]) -> list[Spent]:
@@ -173,7 +165,136 @@ class Ladder:
         ]
 
 
-def _of_roles(names: tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    return f"role {names[0]}: " if len(names) == 1 else f"roles {', '.join(names)}: "
+# --- where the ranks at fault go --------------------------------------------------------------------------------------
+
+
+def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
+    """Say for each rank at fault whether it mends itself, restarts in place or moves, by its party's ladder."""
+    in_use = set(facts.nodes.values())
+    broken = _broken_nodes(facts, in_use)
+    worn = _worn_nodes(facts, roles, node_policy, broken)
+    at_fault = set(facts.culprits)
+    unmended = _unfit_for(
+        Rung.RETRY_STEP, facts, roles, worn | broken, [r for r in facts.mendable if r not in at_fault]
+    )
+    culprits = sorted({*at_fault, *unmended})
+    barred = {**facts.closed, **broken}
+    misfits = {}
+    for rank in culprits:
+        node = facts.nodes.get(rank)
+        if node is None or node in barred:
+            misfits[rank] = f"the node of rank {rank} is not known" if node is None else barred[node]
+    obstacles = _unfit_for(Rung.RECOVER_IN_PLACE, facts, roles, worn, [r for r in culprits if r not in misfits])
+    leave = set(broken)
+    homeless = []
+    for rank in culprits:
+        node = facts.nodes.get(rank)
+        if node is None:
+            homeless.append(rank)
+        elif rank in misfits or rank in obstacles:
+            leave.add(node)
+    moved = [rank for rank, node in facts.nodes.items() if node in leave] if leave else []
+    away = {*moved, *homeless}
+    to = _spares_for(facts, sorted(leave)) if leave else {}
+    staying = {*culprits, *away}
+    return Placement(
+        culprits=tuple(culprits),
+        mended=tuple(sorted(rank for rank in set(facts.mendable) if rank not in staying)),
+        in_place=tuple(rank for rank in culprits if rank not in away),
+        moved=tuple(sorted(moved)),
+        leave=tuple(sorted(leave)),
+        misfits=misfits,
+        obstacles=obstacles,
+        unmended=unmended,
+        broken=broken,
+        closed={node: why for node, why in facts.closed.items() if node in in_use} | broken,
+        worn=worn,
+        homeless=tuple(sorted(set(homeless))),
+        to=to,
+        built=tuple(sorted(rank for rank in moved if rank in facts.built_ahead.get(to.get(facts.nodes[rank], ""), ()))),
+    )
+
+
+def _broken_nodes(facts: Facts, in_use: set[str]) -> dict[str, str]:
+    """Return the nodes of the world on which no process may be started any more, with the reason for each."""
+    broken = {node: f"node {node} is lost" for node in sorted(facts.nodes_lost & in_use)}
+    for node in sorted(facts.isolated & in_use):
+        broken.setdefault(node, f"node {node} is isolated")
+    for fault in facts.faults:
+        # A report that names its node is believed: ranks move.
+        where = fault.node if fault.node is not None or fault.rank is None else facts.nodes.get(fault.rank)
+        beyond_restart = fault.kind is FaultKind.NODE_LOST or fault.level not in IN_PLACE_LEVELS
+        if where in in_use and beyond_restart:
+            broken.setdefault(where, _hardware_reason(fault, where))
+    return broken
+
+
+def _hardware_reason(fault: FaultReport, node: str) -> str:
+    if fault.kind is FaultKind.NODE_LOST:
+        return f"node {node} is lost"
+    where = f"node {node}" if fault.rank is None else f"rank {fault.rank} on node {node}"
+    code = "" if fault.code is None else f" (code {fault.code})"
+    return f"{where} has a fault of level {fault.level}{code}, which no restart in place mends"
+
+
+def _worn_nodes(facts: Facts, roles: Roles, policy: NodePolicy, broken: dict[str, str]) -> dict[str, str]:
+    """Return the nodes at fault that have failed too often, where another could take their place."""
+    at_fault = (*facts.culprits, *facts.mendable)
+    replaceable = facts.can_create_nodes or facts.usable_spares()
+    if policy.failures is None or not replaceable:
+        return {}
+    leave_nodes = {Rung.RECOVER, *WORLD_RESTARTS}
+    if any(leave_nodes.isdisjoint(party.entries) for party in roles.parties(at_fault)):
+        return {}
+    failures = failures_by_node(facts.node_failures, policy, facts.now)
+    worn = {}
+    for node in sorted({facts.nodes[rank] for rank in at_fault if rank in facts.nodes}):
+        reason = worn_out(node, failures[node], policy)
+        if reason is not None and node not in broken:
+            worn[node] = reason
+    return worn
+
+
+def _unfit_for(rung: Rung, facts: Facts, roles: Roles, spoiled: dict[str, str], ranks: list[int]) -> dict[int, str]:
+    """Say for each of `ranks` why it may not be treated by `rung`: its node is spoiled, or its party's ladder forbids.
+
+    `spoiled`: nodes, each with what speaks against it.
+    """
+    refused: dict[int, str] = {}
+    for party, members in roles.divide(ranks):
+        entry = party.entries.get(rung)
+        if entry is None:
+            refused |= dict.fromkeys(members, party.missing(rung))
+            continue
+        account = Account(facts, entry, party.charged)
+        everywhere = tried(facts, entry) + account.over(Spent(rung, facts.now))
+        for rank in members:
+            reasons = everywhere or account.over(charge(facts, rung, (rank,)))
+            if reasons:
+                refused[rank] = f"{party.prefix}{rung}: {'; '.join(reasons)}"
+    for rank in ranks:
+        if facts.nodes.get(rank, "") in spoiled:
+            refused[rank] = spoiled[facts.nodes[rank]]
+    return refused
+
+
+def _spares_for(facts: Facts, leave: list[str]) -> dict[str, str]:
+    """Give each node that is left a spare: one that has built its ranks, or else the one that has waited longest."""
+    spares, to = list(facts.usable_spares()), {}
+    for node in leave if facts.built_ahead else ():
+        ranks = [rank for rank, where in facts.nodes.items() if where == node]
+        best = best_spare(spares, ranks, facts.built_ahead)
+        if not set(ranks).isdisjoint(facts.built_ahead.get(best, ())):
+            to[node] = best
+            spares.remove(best)
+    left = [node for node in leave if node not in to]
+    return to | dict(zip(left, spares, strict=False))
+
+
+def best_spare(spares: Iterable[str], ranks: Iterable[int], built_ahead: Mapping[str, Iterable[int]]) -> str:
+    """Return the spare for the ranks of a node: the one that has built most of them, or else the first.
+
+    `built_ahead`: by spare, the ranks that are built there. Empty: there is no spare.
+    """
+    wanted = set(ranks)
+    return max(spares, key=lambda spare: len(wanted.intersection(built_ahead.get(spare, ()))), default="")

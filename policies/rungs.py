@@ -8,16 +8,47 @@ What is planned ahead of a fault is asked and worded here, too: the drain of a n
 two steps), and a world that continues with fewer nodes or grows again (`reschedule_pod`).
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ..protocol.types import Decision, FaultKind, FaultReport, RestoreSource, Rung, SkippedRung
 from ..protocol.wording import count, failed_script, faults_text, last_words, nodes_text, ranks_text
 from .budgets import Facts, Spent
-from .placement import Placement, charge
 from .schema import Policy, SubHealthAction
 
 _PASSING = frozenset({FaultKind.COMMUNICATION, FaultKind.LINK_UP, FaultKind.STALL})
 _LEAVES_NOBODY = "a node that is not well is to be left, and this rung leaves none"
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where the ranks at fault go: nowhere, as their process mends itself; back to their node; or away from it.
+
+    One incident can have all three: `mended`, `in_place` and `moved` ranks, and the nodes to `leave`, each in order.
+
+    `mended` are at fault and keep their process; `culprits` are at fault and lose it. `moved` are all ranks on the
+    nodes of `leave`, healthy neighbours included. `misfits` say why a culprit cannot be restarted in place because of
+    what is wrong with it, `obstacles` why the policy does not allow it, `unmended` why one that could mend itself may
+    not. `broken` are the nodes of `leave` on which nothing may stay, whatever the rung; `closed` are these and those
+    that only get no new process, for rungs that restart every process; `worn` are nodes that have failed too often
+    and can be replaced. `homeless` are culprits whose node is not known. `to` is the spare that the ranks of each node
+    of `leave` move to, as far as there are spares, and `built` are those of `moved` whose next process is built there.
+    """
+
+    culprits: tuple[int, ...] = ()
+    mended: tuple[int, ...] = ()
+    in_place: tuple[int, ...] = ()
+    moved: tuple[int, ...] = ()
+    leave: tuple[str, ...] = ()
+    misfits: dict[int, str] = {}
+    obstacles: dict[int, str] = {}
+    unmended: dict[int, str] = {}
+    broken: dict[str, str] = {}
+    closed: dict[str, str] = {}
+    worn: dict[str, str] = {}
+    homeless: tuple[int, ...] = ()
+    to: dict[str, str] = {}
+    built: tuple[int, ...] = ()
 
 
 class RungQuery(msgspec.Struct, frozen=True):
@@ -50,6 +81,13 @@ class RungQuery(msgspec.Struct, frozen=True):
             "keeps its process and mends it there" if len(mended) == 1 else "keep their processes and mend them there"
         )
         return f", {ranks_text(mended)} {does}" if mended else ""
+
+
+def charge(facts: Facts, rung: Rung, ranks: Iterable[int]) -> Spent:
+    """Return what treating `ranks` by `rung` takes from its budgets."""
+    ranks = tuple(sorted(set(ranks)))
+    nodes = {facts.nodes[rank] for rank in ranks if rank in facts.nodes}
+    return Spent(rung, facts.now, ranks, tuple(sorted(nodes)))
 
 
 class RungRule:

@@ -1,9 +1,10 @@
 """How ranks, nodes and faults are named in reasons, logs and reports, so that all of them read the same."""
 
+import signal
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .types import FaultKind, FaultReport
+from .types import FaultKind, FaultReport, RankProgress
 
 LONGEST_WORDS = 300  # of an exception, in a reason
 BY_ITSELF = "the process ended with status"  # begins the detail of the fault
@@ -40,6 +41,27 @@ FAULT_WORDS = {
     FaultKind.NODE_JOINED: FaultWords("node joined", "joined a world that was smaller than asked for"),
     FaultKind.DETECTOR: FaultWords("unreadable document", "could not be looked at"),
 }
+
+
+def describe_clock(clock: RankProgress | None) -> str:
+    """Say in words what a rank is doing; None: its node did not answer."""
+    if clock is None:
+        return "its node does not answer"
+    stopped = ", stopped by a signal" if clock.suspended else ""
+    return f"in {clock.activity} for {clock.activity_age_s:.1f} s{stopped}"
+
+
+def describe_exit(status: int, *, out_of_memory: bool = False) -> str:
+    """Say in words how a process ended; negative numbers are signals."""
+    if out_of_memory:
+        return "the process was killed by the kernel for lack of memory"
+    if status >= 0:
+        return f"{BY_ITSELF} {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"the process was ended by {name}"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What is tried with each peer: which fault, with which settings, in a world of which size."""
+"""The trials of each peer: which fault, with which settings, in a world of which size."""
 
 import enum
 
@@ -12,7 +12,7 @@ WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
 
 
 class Fault(enum.Enum):
-    """What happens to one rank, between forward and backward of a step."""
+    """The fault of one rank, between forward and backward of a step."""
 
     NONE = "none"
     KILL = "kill"

@@ -39,7 +39,7 @@ Note = Began | Stepped | Finished
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What one process wrote, in its order."""
+    """The lines that one process wrote, in its order."""
 
     pid: int
     notes: tuple[Note, ...]

@@ -1,4 +1,4 @@
-"""What a run was like, worked out of the lines of its processes. Pure: lines in, figures out."""
+"""Work out from the lines of its processes how a run went. Pure: lines in, figures out."""
 
 import itertools
 import statistics

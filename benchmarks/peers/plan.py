@@ -1,4 +1,4 @@
-"""What a peer's file answers when it is asked how a trial is started."""
+"""The answer of a peer's file when it is asked how a trial is started."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ class Start(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What is known of a peer before it runs."""
+    """The facts about a peer before it runs."""
 
     title: str
     requirements: tuple[tuple[str, ...], ...]  # arguments of pip, a call for each, beyond torch and midstep

@@ -20,7 +20,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct):
-    """What a comparison has found so far."""
+    """The findings of a comparison so far."""
 
     machine: dict[str, Any]
     attempts: list[Attempt] = []

@@ -1,4 +1,4 @@
-"""What many attempts of one trial amount to. Pure: attempts in, rows of the table out."""
+"""Sum up many attempts of one trial. Pure: attempts in, rows of the table out."""
 
 import enum
 import statistics
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """What a step costs with a peer while nothing happens, next to plain DDP in the same round."""
+    """The cost of a step with a peer while nothing happens, next to plain DDP in the same round."""
 
     trial: Trial
     step_s: Spread

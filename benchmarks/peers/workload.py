@@ -1,4 +1,4 @@
-"""What every peer trains: GPT, batches and optimizer of `recovery_job.py`, and the fault that happens to one rank once.
+"""The training of every peer: GPT, batches, optimizer of `recovery_job.py`, and the fault that one rank has once.
 
 Nothing here knows any peer, and no peer gets another model, batch or fault.
 """

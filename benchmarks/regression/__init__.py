@@ -1,1 +1,1 @@
-"""What `make bench` finds, in one file of figures, and what has moved beyond its noise since the last kept one."""
+"""Write what `make bench` finds into one file of figures, and name what moved beyond its noise since the last one."""

@@ -12,7 +12,7 @@ COMPARED = ("cores", "python", "torch")  # what makes a machine the same
 
 
 class Verdict(enum.Enum):
-    """What has become of a figure."""
+    """The change of a figure."""
 
     WORSE = "worse"
     BETTER = "better"

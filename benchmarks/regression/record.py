@@ -33,7 +33,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What one call of `make bench` has found."""
+    """The findings of one call of `make bench`."""
 
     day: str  # ISO 8601
     commit: str

@@ -35,7 +35,7 @@ _THREADS = 1
 
 
 class Connections(NamedTuple):
-    """What connects a process in one generation: backends by group name, and the sockets to its neighbours.
+    """The connections of a process in one generation: backends by group name, and the sockets to its neighbours.
 
     `missing`: for each group that not all of its members have made, the ranks that lack it.
     `pairs`: whether all ranks have opened pair links.

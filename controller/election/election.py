@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership(Protocol):
-    """What a controller holds while it leads."""
+    """The lead, as a controller holds it."""
 
     def begin(self, term: int) -> None:
         """Be found as the leader of a term. Called while the journal begins it, and lets no other controller write.
@@ -65,7 +65,7 @@ class LeadStore(Protocol):
         """
 
     def forget(self) -> None:
-        """What happened meanwhile is not known: the holder gets a lease's time to show that it still lives."""
+        """Give the holder a lease's time to show that it still lives: what happened meanwhile is not known."""
 
     def rival(self) -> str:
         """Say who leads, and what to do about it."""

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class LockHolder(msgspec.Struct, frozen=True):
-    """Who leads, as it says itself in its file. `beats` 0: it does not count, so that its silence says nothing."""
+    """The leader, as it says itself in its file. `beats` 0: it does not count, so that its silence says nothing."""
 
     pid: int
     host: str

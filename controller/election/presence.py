@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What a controller says of itself on a volume; `clock_s`: its job's time, while it leads."""
+    """The note of a controller about itself on a volume; `clock_s`: its job's time, while it leads."""
 
     status: ControllerStatus
     clock_s: float | None = None
@@ -104,7 +104,7 @@ class RosterEntry:
 
     @property
     def name(self) -> str:
-        """What this controller is called."""
+        """The name of this controller."""
         return self._name
 
     def enter(self, phase: ControllerPhase, term: int = 0) -> None:
@@ -156,7 +156,7 @@ class KeptPresence(ABC):
 
     @property
     def name(self) -> str:
-        """What this controller is called."""
+        """The name of this controller."""
         return self._entry.name
 
     @property
@@ -172,7 +172,7 @@ class KeptPresence(ABC):
     @property
     @abstractmethod
     def heard(self) -> HeardClock | None:
-        """What is known of the last leader's clock."""
+        """Return the last leader's clock, as far as it is known."""
 
     def enter(self, phase: ControllerPhase, term: int = 0) -> None:
         """Say where this controller stands from now on; soon, or when the store can be reached again."""
@@ -257,7 +257,7 @@ class EtcdPresence(KeptPresence):
 
     @property
     def heard(self) -> HeardClock | None:
-        """What is known of the last leader's clock."""
+        """Return the last leader's clock, as far as it is known."""
         return self._leaders_clock.heard
 
     def lead(self, clock: Clock, holds: Condition) -> None:
@@ -392,7 +392,7 @@ class VolumePresence(KeptPresence):
 
     @property
     def heard(self) -> HeardClock | None:
-        """What is known of the last leader's clock."""
+        """Return the last leader's clock, as far as it is known."""
         return self._heard
 
     def lead(self, clock: Clock) -> None:

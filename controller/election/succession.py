@@ -21,7 +21,7 @@ NAME = "succession.json"
 
 
 class Succession(Protocol):
-    """What the leader writes, and those that stand by read. All raise JournalError when that cannot be done."""
+    """The wishes that the leader writes and standbys read. All methods raise JournalError when that cannot be done."""
 
     def prefer(self, name: str) -> None:
         """Leave the lead to this controller for PREFERRED_S."""
@@ -37,7 +37,7 @@ class Succession(Protocol):
 
 
 class SuccessionRecord(msgspec.Struct, frozen=True):
-    """What is wanted. Wall-clock seconds: a wish from the future, after a clock was set back, does not count."""
+    """The wish of an admin. Wall-clock seconds: one from the future, after a clock was set back, does not count."""
 
     preferred: str = ""
     preferred_from_s: float = 0.0

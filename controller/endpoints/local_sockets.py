@@ -138,7 +138,7 @@ TakeReport = Callable[[FaultReport, Callable[[Reply], None]], None]
 
 
 class LineAnswer(msgspec.Struct, frozen=True):
-    """What is answered to a line. `text`: what follows from it, or why it changes nothing."""
+    """The answer to a line. `text`: what follows from it, or why it changes nothing."""
 
     ok: bool
     text: str

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class OperatorWire(Protocol):
-    """What carries the bytes."""
+    """The carrier of the bytes."""
 
     def from_operators(self) -> list[Received]:
         """Return what operators have sent, once."""
@@ -153,7 +153,7 @@ class OperatorRequests:
 
     @property
     def refused(self) -> dict[str, int]:
-        """What was refused so far, by reason."""
+        """The number of refusals so far, by reason."""
         return {**self._control.refused, **self._remote.refused}
 
     @property

@@ -38,14 +38,14 @@ from .control_requests import (
 
 
 class LeadRequests(Protocol):
-    """What answers requests about which controller leads."""
+    """The part of a controller that answers requests about the lead."""
 
     def answer(self, request: PromoteRequest | PauseFailoverRequest) -> Reply:
         """Do what is asked, or say why not."""
 
 
 class StoryRequests(Protocol):
-    """What answers requests for the job's story."""
+    """The part of a controller that answers requests for the job's story."""
 
     def tell(self, request: StoryRequest, answer: Callable[[Reply], None]) -> None:
         """Answer later, or say at once why not."""

@@ -1,4 +1,4 @@
-"""What midstep says to etcd: reads, transactions and leases, over its JSON gateway, each within a deadline.
+"""Talk to etcd over its JSON gateway: reads, transactions and leases, each within a deadline.
 
 What may be asked twice is asked at each member before it fails. A write is not: one that fails may have been carried
 out all the same, which its caller finds out by what it compares next time.

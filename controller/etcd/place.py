@@ -17,7 +17,7 @@ _NUMBER_DIGITS = 16  # so that keys in their order are numbers in theirs
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What etcd asks for, as etcdctl takes it: files for TLS (authority, the client's certificate, its key), a user."""
+    """The credentials for etcd, as etcdctl takes them: TLS files (authority, client certificate, its key), a user."""
 
     authority: str | None = None
     certificate: str | None = None
@@ -44,12 +44,12 @@ class EtcdPlace(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> str:
-        """What all keys of the job begin with."""
+        """The prefix of all keys of the job."""
         return f"/{self.prefix}/{self.job}/"
 
     @property
     def founding(self) -> str:
-        """What the job is."""
+        """The key of the job's founding."""
         return f"{self.root}founding"
 
     @property
@@ -59,12 +59,12 @@ class EtcdPlace(msgspec.Struct, frozen=True):
 
     @property
     def leader(self) -> str:
-        """Who leads, for as long as it lives."""
+        """The key of the leader, for as long as it lives."""
         return f"{self.root}leader"
 
     @property
     def clock(self) -> str:
-        """What the leader's clock said last, for as long as it lives."""
+        """The key of the leader's last clock reading, for as long as it lives."""
         return f"{self.root}clock"
 
     @property

@@ -254,7 +254,7 @@ class EtcdStore(EtcdReader):
         self._snapshot = last[0]
 
     def tidy(self) -> None:
-        """What is not read any more is deleted with each snapshot."""
+        """Delete what is not read any more, with each snapshot."""
 
     def conclude(self, last: End, state: Callable[[], bytes], taken_in: TakenIn) -> None:
         """Leave the end of the job, for `midstep report`, and delete all else. etcd forgets the rest after KEPT_S."""

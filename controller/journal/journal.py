@@ -72,7 +72,7 @@ class AlreadyWrittenError(Exception):
 
 
 class JournalReader(Protocol):
-    """What can be read of a journal, also beside a controller that writes it, or long afterwards."""
+    """Read a journal, also beside a controller that writes it, or long afterwards."""
 
     def founding(self) -> bytes:
         """Return what the job was founded with. Raises JournalError: there is no such job."""
@@ -131,7 +131,7 @@ class JournalStore(JournalReader, Protocol):
 
 
 class Growth:
-    """What has come since the last snapshot."""
+    """The entries since the last snapshot."""
 
     def __init__(self, limits: Limits) -> None:
         """Nothing is due before `restart`."""

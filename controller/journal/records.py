@@ -52,7 +52,7 @@ def damaged(path: object, what: str) -> JournalDamaged:
 
 
 class Founding(msgspec.Struct, frozen=True):
-    """What a job's machine starts from, and what never changes afterwards. `created_s`: wall-clock seconds.
+    """The start of a job's machine, which never changes afterwards. `created_s`: wall-clock seconds.
 
     `platform`: what makes the job's nodes, a process that connects with the job's token; empty: its launcher does, or
     they join by themselves. `rendezvous_key`: random, another one in every job, and so what tells a job from another
@@ -83,7 +83,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[str, int, int]:
-        """What a repetition of the entry has in common with it."""
+        """Return what a repetition of the entry has in common with it."""
         return self.sender, self.session, self.number
 
 
@@ -138,7 +138,7 @@ _decode_senders = msgspec.msgpack.Decoder(list[_Sender]).decode
 
 
 class TakenIn:
-    """What was taken in from whom, so that nothing is taken in twice, by any later controller.
+    """The messages taken in from each sender, so that no later controller takes one in twice.
 
     For each sender the numbers of its latest session, small enough to be part of every snapshot. The controller's own
     events are no message.

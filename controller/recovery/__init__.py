@@ -1,1 +1,1 @@
-"""What is decided in an incident: who is to blame, and which rung treats it. Pure."""
+"""Decide in an incident who is to blame, and which rung treats it. Pure."""

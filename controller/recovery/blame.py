@@ -16,7 +16,6 @@ import msgspec
 from ...policies.budgets import NodeFailure
 from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
 from ...protocol import messages as m
-from ...protocol.messages import StopProcess
 from ...protocol.types import (
     CONTROLLER,
     Activity,
@@ -27,31 +26,12 @@ from ...protocol.types import (
     node_address,
     rank_address,
 )
-from ...protocol.wording import ranks_text, summary_line
-from .attribution import describe_clock, describe_exit, excused_ranks, moved_on, nobody_waits, stalled_ranks
+from ...protocol.wording import describe_clock, describe_exit, ranks_text, summary_line
+from . import topic as do
 from .incident import Verdict
 from .orders import ask_for_clocks
-from .state import OVER, JobState, Phase
-from .topic import (
-    ALIVE,
-    AskNodes,
-    Blame,
-    Decide,
-    EndNow,
-    Gone,
-    LostWhileSaving,
-    NewcomerFailed,
-    OpenGeneration,
-    Owed,
-    PhaseLimit,
-    Recs,
-    Row,
-    Rule,
-    RungFailed,
-    Suspect,
-    TakeFault,
-    Topic,
-)
+from .state import EXCUSED, OVER, JobState, Phase
+from .topic import ALIVE, Owed, PhaseLimit, Recs, Row, Rule, Topic
 from .world import AT_WORK, DONE, GONE, RankEvent, RankState
 
 # The rank that says so is most likely not the one at fault: ranks that wait for a dead or stalled rank report first.
@@ -72,7 +52,7 @@ def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
     """Take in that a training process has ended: well, or as a fault."""
     process, how = event.process, describe_exit(event.status, out_of_memory=event.out_of_memory)
     if state.planned.newcomer(process.rank, process.incarnation) is not None:
-        return [NewcomerFailed(process.rank, how)]
+        return [do.NewcomerFailed(process.rank, how)]
     holder = state.world.holder(process.rank)
     if holder is None or process.incarnation != holder.incarnation or holder.state in GONE:
         state.ignore("exit of an earlier process")
@@ -85,9 +65,9 @@ def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
         return None
     if holder.state is RankState.RELEASED:
         reason = f"rank {holder.rank} failed after training had finished: {how}"
-        return [EndNow(event.status if event.status > 0 else 1, reason)]
+        return [do.EndNow(event.status if event.status > 0 else 1, reason)]
     if state.phase is Phase.SAVING:
-        return [LostWhileSaving((holder.rank,), how)]
+        return [do.LostWhileSaving((holder.rank,), how)]
     report = FaultReport(
         kind=FaultKind.OUT_OF_MEMORY if event.out_of_memory else FaultKind.EXIT,
         at_s=event.at_s,
@@ -99,10 +79,10 @@ def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
         incarnation=process.incarnation,
         output=event.output,
     )
-    return [TakeFault(report), Gone((holder.rank,), process.incarnation)]
+    return [do.TakeFault(report), do.Gone((holder.rank,), process.incarnation)]
 
 
-def _take_fault(state: JobState, rec: TakeFault) -> Recs:
+def _take_fault(state: JobState, rec: do.TakeFault) -> Recs:
     """Drop what is stale, put off what has no world, remember the rest: blame, or wait for the culprit."""
     report = rec.report
     if report.kind is FaultKind.UNRESPONSIVE:
@@ -112,7 +92,7 @@ def _take_fault(state: JobState, rec: TakeFault) -> Recs:
     if state.phase in OVER or state.phase is Phase.WAITING:
         _put_off(state, report)
         return None
-    stale = _stale(state, report) or _past_suspicion(state, report)
+    stale = _stale(state, report) or (_past_suspicion(state, report) if report.kind in SUSPICIONS else None)
     if stale is not None:
         state.ignore(stale)
         return None
@@ -121,10 +101,10 @@ def _take_fault(state: JobState, rec: TakeFault) -> Recs:
     if state.incident.verdict(report.rank) is Verdict.CULPRIT:
         state.ignore("fault of a rank that is being replaced")
         return None
-    if report.kind in SUSPICIONS or _is_awaited(state, report):
+    if report.kind in SUSPICIONS or (report.kind in _STRUCK and _is_awaited(state, report)):
         state.remember(report)
-        return _suspect(state, Suspect(report))
-    return [Blame(report), Decide()]
+        return _suspect(state, do.Suspect(report))
+    return [do.Blame(report), do.Decide()]
 
 
 def _suspended(state: JobState, report: FaultReport) -> tuple[bool, Recs]:
@@ -140,7 +120,7 @@ def _suspended(state: JobState, report: FaultReport) -> tuple[bool, Recs]:
         state.ignore("process that is stopped, of a rank that has finished")  # its exit has a deadline
     elif state.phase is Phase.SAVING and holder is not None and _stale(state, report) is None:
         # The others save without it as soon as its end is known.
-        state.send(node_address(holder.node), StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
+        state.send(node_address(holder.node), m.StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     else:
         return False, None
     return True, None
@@ -170,8 +150,6 @@ def _stale(state: JobState, report: FaultReport) -> str | None:
 
 def _past_suspicion(state: JobState, report: FaultReport) -> str | None:
     """Say why a suspicion is over already, perhaps as it was long on its way; None when it is to be looked into."""
-    if report.kind not in SUSPICIONS:
-        return None
     if state.phase in {Phase.QUIESCING, Phase.STARTING}:
         return "suspicion while everybody is being stopped"
     if 0 < report.generation < state.generation:
@@ -186,15 +164,11 @@ def _past_suspicion(state: JobState, report: FaultReport) -> str | None:
 # --- blame ------------------------------------------------------------------------------------------------------------
 
 
-def _take_blame(state: JobState, rec: Blame) -> Recs:
-    if not rec.known:
-        state.remember(rec.report)
-    _blame(state, rec.report)
-    return None
-
-
-def _blame(state: JobState, report: FaultReport) -> None:
+def _blame(state: JobState, rec: do.Blame) -> Recs:
     """Hold a rank, or all ranks of a node, at fault. A replacement that is lost again calls for another attempt."""
+    report = rec.report
+    if not rec.known:
+        state.remember(report)
     ranks = [report.rank] if report.rank is not None else []
     if report.rank is None and report.node is not None:
         ranks = [holder.rank for holder in state.world.on(report.node)]
@@ -214,10 +188,11 @@ def _blame(state: JobState, report: FaultReport) -> None:
             reason = f"{report.kind} again in rank {rank}, which had mended itself: {summary_line(report.detail)}"
             state.incident = state.incident.rule_out(Rung.RETRY_STEP, reason)
         state.incident = state.incident.let_mend(rank, report)
+    return None
 
 
 def _answered(state: JobState, rank: int) -> None:
-    """What waited for the word of a rank's process, whose memory was struck, waits no longer."""
+    """End the wait for the word of a rank's process whose memory was struck."""
     suspicions = state.incident.suspicions
     if any(each.rank == rank for each in suspicions):
         still = (each for each in suspicions if not (each.rank == rank and _from_outside(each)))
@@ -263,7 +238,7 @@ def _is_known(state: JobState, report: FaultReport) -> bool:
 
 def _is_awaited(state: JobState, report: FaultReport) -> bool:
     """Say whether the process that a detector speaks of trains, and so will come upon the fault by itself."""
-    if report.kind not in _STRUCK or report.rank is None or not _from_outside(report) or state.phase not in _TRAINING:
+    if report.rank is None or not _from_outside(report) or state.phase not in _TRAINING:
         return False
     holder = state.world.holders[report.rank]
     return holder.resilient and holder.state in AT_WORK
@@ -279,7 +254,7 @@ def _from_outside(report: FaultReport) -> bool:
 # --- suspicion --------------------------------------------------------------------------------------------------------
 
 
-def _suspect(state: JobState, rec: Suspect) -> Recs:
+def _suspect(state: JobState, rec: do.Suspect) -> Recs:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
     report, known = rec.report, state.phase is Phase.SUSPECTING
     if not _is_one_of_many(state, report):
@@ -310,7 +285,7 @@ def _read_clocks(state: JobState, *, again: bool) -> None:
     state.limit(_reading_limit_s(state))
 
 
-def _ask_nodes(state: JobState, _: AskNodes) -> Recs:
+def _ask_nodes(state: JobState, _: do.AskNodes) -> Recs:
     """Wait for what the agents' own connections know: a node that is lost may be heard of only now."""
     _read_clocks(state, again=True)
     return None
@@ -348,7 +323,12 @@ def _resolve(state: JobState) -> Recs:
     suspicions = state.incident.suspicions
     suspicion = next((each for each in suspicions if each.kind in SUSPICIONS), suspicions[0])
     silent = [holder.rank for name in state.clocks.awaited for holder in state.world.on(name)]
-    clocks = {rank: clock for rank, clock in state.clocks.take().items() if not _waits_for_orders(clock)}
+    # A rank that has left its step is not to blame for doing nothing, unless the kernel has stopped it.
+    clocks = {
+        rank: clock
+        for rank, clock in state.clocks.take().items()
+        if clock.activity is not Activity.RECOVERING or clock.suspended
+    }
     median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
     # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
     limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
@@ -368,15 +348,17 @@ def _resolve(state: JobState) -> Recs:
     for rank in stalled:
         _blame_by_clock(state, rank, clocks.get(rank), suspicion)
     for report in [each for each in state.incident.suspicions if _from_outside(each)]:
-        _blame(state, report)  # no process has spoken to it: it counts as it is
+        _blame(state, do.Blame(report, known=True))  # no process has spoken to it: it counts as it is
     excused = excused_ranks(clocks.values())
     if harmless and excused:
         return _dismiss(state, f"{ranks_text(excused)}: a checkpoint is written, or the clock is paused")
-    if harmless and nobody_waits(clocks.values()) and not _first_step_awaited(state):
+    # Where ranks that have finished wait for the first step of others, that has no other deadline.
+    first_step_awaited = state.phase_of_ranks is Phase.RESUMING and state.world.has(*DONE)
+    if harmless and nobody_waits(clocks.values()) and not first_step_awaited:
         return _dismiss(state, "no rank waits for another: all are at work, and slower than usual together")
     if not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and state.rung is not None:
         return _link_anew(state, suspicion)
-    return [Decide(hasty=hasty and not state.incident.culprits)]
+    return [do.Decide(hasty=hasty and not state.incident.culprits)]
 
 
 def _blame_by_clock(state: JobState, rank: int, clock: RankProgress | None, suspicion: FaultReport) -> None:
@@ -393,18 +375,7 @@ def _blame_by_clock(state: JobState, rank: int, clock: RankProgress | None, susp
         detail=f"rank {rank} holds up the others: {describe_clock(clock)}",
         seen_by=CONTROLLER,
     )
-    state.remember(named)
-    _blame(state, named)
-
-
-def _first_step_awaited(state: JobState) -> bool:
-    """Whether ranks that have finished wait for the first step of others, which has no other deadline."""
-    return state.phase_of_ranks is Phase.RESUMING and state.world.count(*DONE) > 0
-
-
-def _waits_for_orders(clock: RankProgress) -> bool:
-    """Whether a rank has left its step, and is not to blame for doing nothing: unless the kernel has stopped it."""
-    return clock.activity is Activity.RECOVERING and not clock.suspended
+    _blame(state, do.Blame(named))
 
 
 def _dismiss(state: JobState, reason: str) -> Recs:
@@ -421,8 +392,61 @@ def _link_anew(state: JobState, suspicion: FaultReport) -> Recs:
     limit = state.policy.communicator.link_up_attempts
     state.incident, again = state.incident.link_again(limit)
     if again:
-        return [OpenGeneration()]
-    return [RungFailed(None, f"no communicators after {limit} attempts: {suspicion.detail}")]
+        return [do.OpenGeneration()]
+    return [do.RungFailed(None, f"no communicators after {limit} attempts: {suspicion.detail}")]
+
+
+# --- attribution: from what was seen to the ranks at fault ----------------------------------------------------------
+
+_WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
+
+
+def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), limit_s: float = 0.0) -> tuple[int, ...]:
+    """Return the ranks that hold up the others, from all step clocks read at about the same time.
+
+    A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
+    those that are furthest behind, if they are not waiting in a collective themselves and have been at what they do
+    for longer than `limit_s` (the age of their step would hold against them that they had to wait in it). Empty:
+    no rank can be blamed.
+    """
+    clocks = list(clocks)
+    certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
+    if certain:
+        return tuple(sorted(certain))
+    blamed = [clock for clock in _furthest_behind(clocks) if clock.activity not in _WAITING_FOR_PEERS | EXCUSED]
+    if len(blamed) == sum(clock.activity is not Activity.FINISHED for clock in clocks):
+        return ()
+    return tuple(sorted(clock.rank for clock in blamed if clock.activity_age_s > limit_s))
+
+
+def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
+    """Return the ranks that take long with good reason."""
+    return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
+
+
+def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
+    """Say whether every rank is at work for itself: all of them together are slow, and none holds up another."""
+    clocks = list(clocks)
+    return bool(clocks) and not any(clock.suspended or clock.activity in _WAITING_FOR_PEERS for clock in clocks)
+
+
+def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
+    """Say whether those that all others wait for are at work again, since less than `limit_s`.
+
+    In a world that runs, the rank that is furthest behind is not at fault for that.
+    """
+    clocks = list(clocks)
+    if any(clock.suspended for clock in clocks):
+        return False
+    behind = [clock for clock in _furthest_behind(clocks) if clock.activity not in _WAITING_FOR_PEERS | EXCUSED]
+    fresh = [clock for clock in behind or clocks if clock.activity_age_s <= limit_s]
+    return len(fresh) == len(behind or clocks)
+
+
+def _furthest_behind(clocks: Iterable[RankProgress]) -> list[RankProgress]:
+    working = [clock for clock in clocks if clock.activity is not Activity.FINISHED]
+    last = min(((clock.step, clock.collectives) for clock in working), default=None)
+    return [clock for clock in working if (clock.step, clock.collectives) == last]
 
 
 # --- the topic --------------------------------------------------------------------------------------------------------
@@ -449,7 +473,7 @@ BLAME = Topic(
         Row(ALIVE, m.ProcessExited, _on_process_exited),
         Row((Phase.SUSPECTING, Phase.RUNNING, Phase.PAUSING), m.ProgressReported, _on_progress_reported),
     ),
-    answers={TakeFault: _take_fault, Blame: _take_blame, Suspect: _suspect, AskNodes: _ask_nodes},
+    answers={do.TakeFault: _take_fault, do.Blame: _blame, do.Suspect: _suspect, do.AskNodes: _ask_nodes},
     rules=(Rule(frozenset({Phase.SUSPECTING}), lambda state: state.clocks.complete, _resolve),),
     limits={Phase.SUSPECTING: PhaseLimit(_resolve, _answer_limit_s)},
     owes=_owes,

@@ -9,9 +9,8 @@ import math
 
 from ...protocol.messages import Quiesce
 from ...protocol.types import Activity, FaultKind, RankProgress, rank_address
-from .attribution import excused_ranks
 from .orders import LOOK, ask_for_clocks, faults_of, next_generation, quiesce
-from .state import JobState, Phase, PlannedChange, Stage
+from .state import EXCUSED, JobState, Phase, PlannedChange, Stage
 from .topic import Blame, Decide, PhaseLimit, ReadClocks, Recs, Rule, Stay, StoppedAtBoundary, Topic
 from .world import NOT_STOPPED, RankEvent
 
@@ -96,7 +95,7 @@ def _judge(state: JobState, change: PlannedChange) -> Recs:
     change.looking = False
     on_their_way = state.world.ranks(*NOT_STOPPED)
     clocks = [clock for clock in state.clocks.take().values() if clock.rank in on_their_way]
-    if not excused_ranks(clocks):
+    if not any(clock.activity in EXCUSED for clock in clocks):
         return _stop_at_once(state, change)
     state.limit(state.policy.deadlines.quiesce_s)
     return None

@@ -9,25 +9,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ...policies.budgets import WORLD_RESTARTS, Facts, FailedRung, Spent
+from ...policies.budgets import WORLD_RESTARTS, Facts, FailedRung
 from ...policies.fault_codes import Treatment, closed_text
 from ...policies.ladder import Choice
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, RestoreSource, Rung
+from . import topic as do
 from .incident import OpenIncident, Verdict
 from .orders import leave_node, replace_node
 from .state import JobState, Phase, Reschedule, Resize, Result
-from .topic import (
-    AskNodes,
-    Decide,
-    GiveUpChange,
-    OpenGeneration,
-    Recs,
-    Restart,
-    RungFailed,
-    SaveFirst,
-    StopNow,
-    Topic,
-)
+from .topic import Recs, Topic
 from .world import NodeState
 
 # What keeps a node in use from getting new processes.
@@ -35,7 +25,7 @@ _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 _RESTART = frozenset({Treatment.RESTART})
 
 
-def _rung_failed(state: JobState, rec: RungFailed) -> Recs:
+def _rung_failed(state: JobState, rec: do.RungFailed) -> Recs:
     """Remember that a rung did not lead to a resume, and choose again.
 
     Where no further rank is at fault, those whom the attempt was about are: the next rung is for them.
@@ -49,20 +39,20 @@ def _rung_failed(state: JobState, rec: RungFailed) -> Recs:
         if Rung.RECOVER in failed:
             reason = f"{Rung.RECOVER}, which does more, has failed: {rec.reason}"
             state.incident = state.incident.rule_out(Rung.RECOVER_IN_PLACE, reason)
-    return [Decide()] if rec.decide else None
+    return [do.Decide()] if rec.decide else None
 
 
-def _stop_now(state: JobState, rec: StopNow) -> Recs:
+def _stop_now(state: JobState, rec: do.StopNow) -> Recs:
     if state.planned.current is not None:
-        return [GiveUpChange("the job stops"), rec]
+        return [do.GiveUpChange("the job stops"), rec]
     state.decided(Decision(Rung.STOP, rec.reason))
-    return [SaveFirst(Result(1, rec.reason))]
+    return [do.SaveFirst(Result(1, rec.reason))]
 
 
-def _decide(state: JobState, rec: Decide) -> Recs:
+def _decide(state: JobState, rec: do.Decide) -> Recs:
     """Ask the ladder, remember its answer, do it."""
     if state.planned.current is not None:
-        return [GiveUpChange("an incident came between"), rec]
+        return [do.GiveUpChange("an incident came between"), rec]
     incident = state.incident
     widens = (
         state.turn.came_in is Phase.QUIESCING
@@ -76,11 +66,18 @@ def _decide(state: JobState, rec: Decide) -> Recs:
         state.begin_attempt()
     choice = _choose(state)
     if rec.hasty and choice.decision.rung is Rung.STOP:
-        return [AskNodes()]
+        return [do.AskNodes()]
     state.decided(choice.decision)
-    cost = _widened(state.incident.attempt.cost, choice.course.cost)
-    state.incident = state.incident.take(choice.decision.rung, cost)
-    return _carry_out(state, choice, gathers=gathers)
+    state.incident = state.incident.take(choice.decision.rung, choice.course.cost)
+    rung, course = choice.decision.rung, choice.course
+    if rung is Rung.STOP:
+        return [do.SaveFirst(Result(1, choice.decision.reason))]
+    state.incident = state.incident.treat(course.replace)
+    if rung in WORLD_RESTARTS:
+        return _reschedule(state, rung, course.leave)
+    for name in course.leave:
+        leave_node(state, name, course.to.get(name, ""))
+    return [do.OpenGeneration(course.replace, widen=gathers, ask_for_nodes=True)]
 
 
 def _choose(state: JobState) -> Choice:
@@ -99,18 +96,6 @@ def _choose(state: JobState) -> Choice:
         if choice.decision.rung is Rung.RECOVER:
             return choice
     return state.ladder.choose(facts)
-
-
-def _widened(cost: tuple[Spent, ...], charges: tuple[Spent, ...]) -> tuple[Spent, ...]:
-    """Return what an attempt costs with one decision more: each rung once, whatever it is widened by."""
-    own = {(spent.rung, spent.role): spent for spent in cost}
-    for spent in charges:
-        known = own.get((spent.rung, spent.role))
-        if known is not None:
-            ranks, nodes = {*known.ranks, *spent.ranks}, {*known.nodes, *spent.nodes}
-            spent = msgspec.structs.replace(spent, ranks=tuple(sorted(ranks)), nodes=tuple(sorted(nodes)))  # noqa: PLW2901
-        own[spent.rung, spent.role] = spent
-    return tuple(own.values())
 
 
 def _gather(state: JobState) -> Facts:
@@ -170,19 +155,6 @@ def _what(fault: FaultReport) -> str:
 # --- the answer is carried out ----------------------------------------------------------------------------------------
 
 
-def _carry_out(state: JobState, choice: Choice, *, gathers: bool) -> Recs:
-    """Do what the ladder has chosen; `gathers`: in the generation that gathers already."""
-    rung, course = choice.decision.rung, choice.course
-    if rung is Rung.STOP:
-        return [SaveFirst(Result(1, choice.decision.reason))]
-    state.incident = state.incident.treat(course.replace)
-    if rung in WORLD_RESTARTS:
-        return _reschedule(state, rung, course.leave)
-    for name in course.leave:
-        leave_node(state, name, course.to.get(name, ""))
-    return [OpenGeneration(course.replace, widen=gathers, ask_for_nodes=True)]
-
-
 def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...]) -> Recs:
     """Restart the world: on the nodes that stay and replacements for the others, or on new nodes only.
 
@@ -193,9 +165,9 @@ def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...]) -> Recs:
     if not every_node and state.policy.scale.min_nodes is not None:
         nodes = {*state.world.named(NodeState.ACTIVE, NodeState.SPARE)} - {*leave}
         if len(nodes) < state.nodes_needed:
-            return [SaveFirst(Resize(_replace_lost(state, leave)))]
+            return [do.SaveFirst(Resize(_replace_lost(state, leave)))]
     goal = Reschedule(every_node=True) if every_node else Reschedule(_replace_lost(state, leave))
-    return [SaveFirst(goal)] if _saves_first(state) else [Restart(goal)]
+    return [do.SaveFirst(goal)] if _saves_first(state) else [do.Restart(goal)]
 
 
 def _saves_first(state: JobState) -> bool:
@@ -222,6 +194,6 @@ def _contradictions(state: JobState) -> Iterator[str]:
 
 DECISION = Topic(
     name="decision",
-    answers={Decide: _decide, RungFailed: _rung_failed, StopNow: _stop_now},
+    answers={do.Decide: _decide, do.RungFailed: _rung_failed, do.StopNow: _stop_now},
     contradictions=_contradictions,
 )

@@ -1,4 +1,4 @@
-"""What can happen to the recovery machine, and what it wants done.
+"""The events of the recovery machine, and the actions that it wants done.
 
 Reports from below are events as they are (`protocol.messages.Report`); the events here arise in the controller itself.
 All of them go into the journal, so all of them are frozen, tagged structs. The driver does the actions, in order, after

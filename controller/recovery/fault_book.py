@@ -1,4 +1,4 @@
-"""What is wrong with the job's hardware and lasts: one entry for each fault that was asserted and has not recovered.
+"""Keep the book of lasting hardware faults: one entry for each that was asserted and has not recovered.
 
 Pure bookkeeping for the recovery machine. Detectors repeat themselves, see the same thing twice, and speak of nodes
 that the job has nothing to do with; the book keeps what each of them said last, tells news from repetition, counts how
@@ -101,6 +101,8 @@ class FaultBook:
 
     def passing(self, node: str, rank: int) -> FaultReport | None:
         """Return a fault that has to end before a process of the rank is started on the node."""
+        if not self.faults:
+            return None
         device = self.device_of(node, rank)
         return next(iter(self.on(node, frozenset({Treatment.RESTART}), device)), None)
 

@@ -14,31 +14,18 @@ from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
 from ...policies.schema import SubHealthAction
 from ...protocol.messages import FaultReported
 from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
+from . import topic as do
 from .orders import settle
 from .state import JobState, Phase
-from .topic import (
-    ALIVE,
-    Deadline,
-    NewcomerFailed,
-    NotWell,
-    Recs,
-    ReleaseHeld,
-    Row,
-    SortOut,
-    StartIfPossible,
-    TakeFault,
-    TakeUp,
-    Topic,
-    WellAgain,
-)
+from .topic import ALIVE, Deadline, Recs, Row, Topic
 from .world import NodeState
 
 
 def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
-    return _sort_out(state, SortOut(event.report))
+    return _sort_out(state, do.SortOut(event.report))
 
 
-def _sort_out(state: JobState, rec: SortOut) -> Recs:
+def _sort_out(state: JobState, rec: do.SortOut) -> Recs:
     """Enter a fault of hardware into the book; recommend what has to be done now, with its rank and node.
 
     A fault of software is taken as it is, if it can hurt a rank.
@@ -56,7 +43,7 @@ def _sort_out(state: JobState, rec: SortOut) -> Recs:
         return None
     settle(state, report.node)
     if TREATMENTS[report.level] is Treatment.WATCH and state.policy.sub_health is not SubHealthAction.LEAVE_NOW:
-        return [NotWell(report)] if state.book.concerns_ranks(report) else None
+        return [do.NotWell(report)] if state.book.concerns_ranks(report) else None
     hurts = _hurts(state, report)
     if not hurts and report.assertion is Assertion.ONCE:
         state.ignore(f"{report.level} that hurts no rank")
@@ -66,11 +53,11 @@ def _sort_out(state: JobState, rec: SortOut) -> Recs:
 def _taken(state: JobState, report: FaultReport) -> Recs:
     """Take a fault for that of the process that it is about: one that was started early holds no rank yet."""
     if report.rank is not None and state.planned.newcomer(report.rank, report.incarnation) is not None:
-        return [NewcomerFailed(report.rank, report.detail)]
+        return [do.NewcomerFailed(report.rank, report.detail)]
     if report.kind is FaultKind.STALL and state.phase is Phase.PAUSING:
         state.ignore("stall on the way to a stop, which has a deadline of its own")
         return None
-    return [TakeFault(report)]
+    return [do.TakeFault(report)]
 
 
 def _of_somebody(state: JobState, report: FaultReport) -> bool:
@@ -119,21 +106,21 @@ def _recovered(state: JobState, report: FaultReport) -> Recs:
         return None
     node = cleared.report.node
     settle(state, node)
-    recs = [] if node is None else [WellAgain(node)]
-    return [*recs, *([StartIfPossible()] if state.phase is Phase.WAITING else []), ReleaseHeld()]
+    recs = [] if node is None else [do.WellAgain(node)]
+    return [*recs, *([do.StartIfPossible()] if state.phase is Phase.WAITING else []), do.ReleaseHeld()]
 
 
 # --- faults that came while there was no world ------------------------------------------------------------------------
 
 
 def _take_up_all(state: JobState) -> Recs:
-    return list(map(TakeUp, state.book.take_put_off()))
+    return list(map(do.TakeUp, state.book.take_put_off()))
 
 
-def _take_up(state: JobState, rec: TakeUp) -> Recs:
+def _take_up(state: JobState, rec: do.TakeUp) -> Recs:
     """There is a world again: a fault that stands where it is now is its fault."""
     still = _stands(state, rec.report)
-    return None if still is None else [TakeFault(still)]
+    return None if still is None else [do.TakeFault(still)]
 
 
 def _stands(state: JobState, report: FaultReport) -> FaultReport | None:
@@ -146,7 +133,7 @@ def _stands(state: JobState, report: FaultReport) -> FaultReport | None:
 HARDWARE = Topic(
     name="hardware",
     takes=(Row(ALIVE, FaultReported, _on_fault_reported),),
-    answers={SortOut: _sort_out, TakeUp: _take_up},
+    answers={do.SortOut: _sort_out, do.TakeUp: _take_up},
     # What waits for no answer is due at once, even while no answer can arrive.
     deadlines=(Deadline("put off", _take_up_all, at=lambda state: -math.inf if state.has_put_off else None),),
 )

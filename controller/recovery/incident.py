@@ -8,9 +8,9 @@ deciding and remembering do not mix.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ...policies.budgets import Spent
 from ...protocol.compat import StrEnum
@@ -19,7 +19,7 @@ from ...protocol.types import Decision, FaultReport, RestoreSource, Rung
 
 
 class Verdict(StrEnum):
-    """What is held of a rank at fault."""
+    """The verdict on a rank at fault."""
 
     CULPRIT = "culprit"  # its process has to be replaced
     MENDING = "mending"  # its process can mend the fault itself, and has not been asked to
@@ -46,34 +46,25 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class OpenIncident(msgspec.Struct, frozen=True):
-    """What is known of the incident under way; each change returns another value.
+    """The facts of the incident under way; each change returns another value.
 
     `cases`: ranks at fault that no generation has dealt with, and those that mend themselves. `suspicions`: something
-    is wrong, and no rank is at fault yet. `replaced`: ranks that have got another process. `attempts`: the last one is
-    under way. `ruled_out`: rungs that have failed, or cannot help, and why. `trusted_step`: later state may be made of
-    struck memory, on all ranks.
+    is wrong, and no rank is at fault yet. `replaced`: ranks that have got another process. `taken`: the rungs of
+    earlier attempts; `attempt`: the one under way. `ruled_out`: rungs that have failed, or cannot help, and why.
+    `trusted_step`: later state may be made of struck memory, on all ranks.
     """
 
     cases: dict[int, Case] = {}
     suspicions: tuple[FaultReport, ...] = ()
     replaced: frozenset[int] = frozenset()
-    attempts: tuple[Attempt, ...] = ()
+    taken: tuple[Rung, ...] = ()
+    attempt: Attempt = Attempt()
     ruled_out: dict[Rung, str] = {}
     relinks: int = 0  # how often the communicators were linked anew
     over_devices: bool = False  # a repair over the devices' own links was ordered
     trusted_step: int | None = None
     rank_failures: dict[int, int] = {}  # how often each rank has failed
     node_failures: dict[str, int] = {}  # the most often that a rank of each node has
-
-    @property
-    def attempt(self) -> Attempt:
-        """The attempt under way."""
-        return self.attempts[-1] if self.attempts else Attempt()
-
-    @property
-    def taken(self) -> tuple[Rung, ...]:
-        """The rungs of the attempts before the one under way."""
-        return tuple(rung for attempt in self.attempts[:-1] for rung in attempt.rungs)
 
     @property
     def culprits(self) -> dict[int, FaultReport]:
@@ -93,50 +84,55 @@ class OpenIncident(msgspec.Struct, frozen=True):
 
     def suspect(self, report: FaultReport) -> "OpenIncident":
         """Something is wrong, and it is not known whose fault it is."""
-        return self._with(suspicions=(*self.suspicions, report))
+        return replace(self, suspicions=(*self.suspicions, report))
 
     def suspect_only(self, suspicions: Iterable[FaultReport] = ()) -> "OpenIncident":
         """All other suspicions are answered."""
-        return self._with(suspicions=tuple(suspicions))
+        return replace(self, suspicions=tuple(suspicions))
 
     def blame(self, rank: int, report: FaultReport) -> "OpenIncident":
         """A rank's process has to be replaced; the first fault that says so counts."""
         if self.verdict(rank) is Verdict.CULPRIT:
             return self
         others = {each: case for each, case in self.cases.items() if each != rank}
-        return self._with(cases={**others, rank: Case(Verdict.CULPRIT, report)})
+        return replace(self, cases={**others, rank: Case(Verdict.CULPRIT, report)})
 
     def let_mend(self, rank: int, report: FaultReport) -> "OpenIncident":
         """A rank's process can mend its fault itself."""
         if self.verdict(rank) is Verdict.MENDING:
             return self
-        return self._with(cases={**self.cases, rank: Case(Verdict.MENDING, report)})
+        return replace(self, cases={**self.cases, rank: Case(Verdict.MENDING, report)})
 
     def doubt(self, step: int) -> "OpenIncident":
         """State of later steps may be made of struck memory."""
-        return self._with(trusted_step=step if self.trusted_step is None else min(step, self.trusted_step))
+        return replace(self, trusted_step=step if self.trusted_step is None else min(step, self.trusted_step))
 
     def failed(self, rank: int, node: str) -> tuple["OpenIncident", bool]:
         """A rank has failed on a node; say also whether that is one more failure of the node."""
         times = self.rank_failures.get(rank, 0) + 1
         news = bool(node) and times > self.node_failures.get(node, 0)
         of_nodes = {**self.node_failures, node: times} if news else self.node_failures
-        return self._with(rank_failures={**self.rank_failures, rank: times}, node_failures=of_nodes), news
+        return replace(self, rank_failures={**self.rank_failures, rank: times}, node_failures=of_nodes), news
 
     # --- what is done about it --------------------------------------------------------------------------------------
 
     def rule_out(self, rung: Rung, reason: str) -> "OpenIncident":
         """A rung has failed, or cannot help; the first reason counts."""
-        return self._with(ruled_out={**self.ruled_out, rung: self.ruled_out.get(rung, reason)})
+        return replace(self, ruled_out={**self.ruled_out, rung: self.ruled_out.get(rung, reason)})
 
     def try_again(self) -> "OpenIncident":
         """Begin another attempt, where there is one to be closed."""
-        return self._with(attempts=(*self.attempts, Attempt())) if self.attempt.rungs else self
+        return replace(self, taken=(*self.taken, *self.attempt.rungs), attempt=Attempt())
 
-    def take(self, rung: Rung, cost: tuple[Spent, ...]) -> "OpenIncident":
-        """Take a rung in the attempt under way, which then costs `cost` in all."""
+    def take(self, rung: Rung, charges: tuple[Spent, ...]) -> "OpenIncident":
+        """Take a rung in the attempt under way, for which each rung is charged once, whatever it is widened by."""
+        cost = {(spent.rung, spent.role): spent for spent in self.attempt.cost}
+        for spent in charges:
+            known = cost.get((spent.rung, spent.role), spent)
+            ranks, nodes = {*known.ranks, *spent.ranks}, {*known.nodes, *spent.nodes}
+            cost[spent.rung, spent.role] = replace(spent, ranks=tuple(sorted(ranks)), nodes=tuple(sorted(nodes)))
         rungs = tuple(dict.fromkeys((*self.attempt.rungs, rung)))
-        return self._attempt(rungs=rungs, cost=cost)
+        return replace(self, attempt=replace(self.attempt, rungs=rungs, cost=tuple(cost.values())))
 
     def treat(self, ranks: Iterable[int]) -> "OpenIncident":
         """The attempt under way replaces these ranks; others that can mend themselves do so."""
@@ -147,36 +143,31 @@ class OpenIncident(msgspec.Struct, frozen=True):
             for rank, case in self.cases.items()
             if rank not in ranks or case.verdict is Verdict.CULPRIT  # until the generation is opened
         }
-        return self._attempt(replaced={**self.attempt.replaced, **faults})._with(cases=mended)
+        attempt = replace(self.attempt, replaced={**self.attempt.replaced, **faults})
+        return replace(self, attempt=attempt, cases=mended)
 
     def link_again(self, limit: int) -> tuple["OpenIncident", bool]:
         """The communicators could not be linked; say also whether that may be tried once more."""
         again = self.relinks + 1 < limit
-        return self._with(relinks=self.relinks + 1 if again else 0), again
+        return replace(self, relinks=self.relinks + 1 if again else 0), again
 
     def repair_over_devices(self) -> "OpenIncident":
         """Lost shards are ordered to travel over the devices' own links."""
-        return self._with(over_devices=True)
+        return replace(self, over_devices=True)
 
     def return_replaced(self) -> "OpenIncident":
         """The attempt under way has failed, and no further rank is at fault: those that it was about are."""
         cases = {rank: Case(Verdict.CULPRIT, report) for rank, report in self.attempt.replaced.items()}
-        return self._with(cases={**self.cases, **cases})
+        return replace(self, cases={**self.cases, **cases})
 
     def replaces_all(self, size: int) -> "OpenIncident":
         """Every rank of a world of `size` gets another process, as soon as there are nodes for them."""
-        return self._with(replaced=self.replaced.union(range(size)))
+        return replace(self, replaced=self.replaced.union(range(size)))
 
     def opened(self, replaced: Iterable[int]) -> "OpenIncident":
         """A generation is opened, in which these ranks get another process: the culprits are dealt with."""
         cases = {rank: case for rank, case in self.cases.items() if case.verdict is not Verdict.CULPRIT}
-        return self._with(cases=cases, suspicions=(), replaced=self.replaced.union(replaced))
-
-    def _attempt(self, **fields: Any) -> "OpenIncident":
-        return self._with(attempts=(*self.attempts[:-1], msgspec.structs.replace(self.attempt, **fields)))
-
-    def _with(self, **fields: Any) -> "OpenIncident":
-        return msgspec.structs.replace(self, **fields)
+        return replace(self, cases=cases, suspicions=(), replaced=self.replaced.union(replaced))
 
 
 MAX_INCIDENTS = 1000
@@ -324,7 +315,7 @@ class History:
     def _ended(phase: PhaseRecord, now: float) -> PhaseRecord:
         if phase.ended_s is not None:
             return phase
-        return msgspec.structs.replace(phase, ended_s=max(now, phase.began_s))
+        return replace(phase, ended_s=max(now, phase.began_s))
 
     def _change(self, **fields: object) -> None:
-        self._incidents[-1] = msgspec.structs.replace(self._incidents[-1], **fields)
+        self._incidents[-1] = replace(self._incidents[-1], **fields)

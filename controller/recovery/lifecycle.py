@@ -25,6 +25,7 @@ from ...protocol.types import (
     rank_address,
 )
 from ...protocol.wording import ranks_text
+from . import topic as do
 from .orders import (
     NEWCOMERS,
     NODES,
@@ -38,27 +39,7 @@ from .orders import (
 )
 from .repair import choose_links, plan_repair, uses_devices, why_not_begin
 from .state import OVER, JobState, Phase
-from .topic import (
-    ALIVE,
-    AskNewcomers,
-    Blame,
-    Decide,
-    EndNow,
-    Gone,
-    NewcomerStarted,
-    OpenGeneration,
-    Owed,
-    PhaseLimit,
-    Recs,
-    Row,
-    Rule,
-    RungFailed,
-    StartWorld,
-    StopNow,
-    StoppedAtBoundary,
-    Suspect,
-    Topic,
-)
+from .topic import ALIVE, Owed, PhaseLimit, Recs, Row, Rule, Topic
 from .world import DONE, GONE, NOT_STOPPED, PARKED, Holder, RankEvent, RankState, World
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.
@@ -72,7 +53,7 @@ FIRST_STEP_GRACE_S = 30.0
 # --- a generation is opened -------------------------------------------------------------------------------------------
 
 
-def _open_generation(state: JobState, rec: OpenGeneration) -> Recs:
+def _open_generation(state: JobState, rec: do.OpenGeneration) -> Recs:
     """Have survivors quiesce, and give the others a new process; where none would survive, start the whole world.
 
     Newcomers of an earlier attempt that are still on their way, and ranks that are parked already, stay as they are.
@@ -84,7 +65,7 @@ def _open_generation(state: JobState, rec: OpenGeneration) -> Recs:
     replaced |= {rank for rank in world.ranks(RankState.STARTING) if world.holders[rank].connected}
     survivors = [holder for holder in world.holders if holder.rank not in replaced and holder.resilient]
     if not survivors:
-        return [StartWorld()]
+        return [do.StartWorld()]
     if rec.widen:
         state.incident = state.incident.opened(replaced)
         state.history.replaced(replaced)
@@ -103,14 +84,14 @@ def _open_generation(state: JobState, rec: OpenGeneration) -> Recs:
     return None
 
 
-def _ask_newcomers(state: JobState, rec: AskNewcomers) -> Recs:
+def _ask_newcomers(state: JobState, rec: do.AskNewcomers) -> Recs:
     await_newcomers(state)
     for rank in rec.ranks:
         state.send(rank_address(rank), Quiesce(rank, state.generation, replaces=True))
     return None
 
 
-def _gone(state: JobState, rec: Gone) -> Recs:
+def _gone(state: JobState, rec: do.Gone) -> Recs:
     for rank in rec.ranks:
         holder = state.world.holder(rank)
         if holder is not None and rec.incarnation in {None, holder.incarnation}:
@@ -131,7 +112,7 @@ def _tidy(state: JobState) -> None:
 
 def _blame_all(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str) -> Recs:
     faults = faults_of(state, ranks, kind, what)
-    return [*map(Blame, faults), Decide()] if faults else None
+    return [*map(do.Blame, faults), do.Decide()] if faults else None
 
 
 # --- what ranks answer ------------------------------------------------------------------------------------------------
@@ -146,7 +127,7 @@ def _current(state: JobState, rank: int, incarnation: int) -> Holder | None:
 def _on_process_started(state: JobState, event: m.ProcessStarted) -> Recs:
     process = event.process
     if state.planned.newcomer(process.rank, process.incarnation) is not None:
-        return [NewcomerStarted(process)]
+        return [do.NewcomerStarted(process)]
     holder = _current(state, process.rank, process.incarnation)
     if holder is None or holder.state in GONE:
         state.ignore("start of an earlier process")  # the order to end it may have come before the one to start it
@@ -188,7 +169,7 @@ def _on_rank_quiesced(state: JobState, event: m.RankQuiesced) -> Recs:
     holder.committed = max(holder.committed, event.report.committed)
     state.progress.heard(event.report.committed)
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
-    return [StoppedAtBoundary()] if state.phase is Phase.PAUSING else None
+    return [do.StoppedAtBoundary()] if state.phase is Phase.PAUSING else None
 
 
 def _on_rank_ready(state: JobState, event: m.RankReady) -> Recs:
@@ -209,7 +190,7 @@ def _on_rank_ready(state: JobState, event: m.RankReady) -> Recs:
             generation=state.generation,
             incarnation=holder.incarnation,
         )
-        return [Blame(report), Decide()]
+        return [do.Blame(report), do.Decide()]
     state.world.take(holder, RankEvent.READY)
     holder.committed = event.step
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
@@ -262,9 +243,9 @@ def _plan_repair(state: JobState) -> Recs:
         plan = choose_links(plan, state.policy.communicator, tried=state.incident.over_devices)
         _refuse_remains(world, plan)
     except StateLost as lost:
-        return [RungFailed(rung, str(lost), decide=rung is KEEPING[-1]) for rung in KEEPING]
+        return [do.RungFailed(rung, str(lost), decide=rung is KEEPING[-1]) for rung in KEEPING]
     if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):
-        return [StopNow(refused)]
+        return [do.StopNow(refused)]
     state.repair = plan
     if uses_devices(plan):
         state.incident = state.incident.repair_over_devices()
@@ -378,14 +359,13 @@ def _over_time(state: JobState, detail: str) -> Recs:
     """A phase in which ranks wait for each other is over time: find out who holds it up."""
     report = FaultReport(FaultKind.STALL, state.now, CONTROLLER, detail, generation=state.generation)
     state.remember(report)
-    return [Suspect(report)]
+    return [do.Suspect(report)]
 
 
 def _not_finished(state: JobState) -> Recs:
     unfinished = set(range(state.world.size)) - state.world.ranks(*DONE)
-    return [
-        EndNow(1, f"{ranks_text(unfinished)} did not finish within {state.policy.deadlines.finish_s:g} s of the others")
-    ]
+    limit_s = state.policy.deadlines.finish_s
+    return [do.EndNow(1, f"{ranks_text(unfinished)} did not finish within {limit_s:g} s of the others")]
 
 
 # --- the topic --------------------------------------------------------------------------------------------------------
@@ -423,9 +403,9 @@ LIFECYCLE = Topic(
         Row((P.RESUMING, P.RUNNING, P.PAUSING, P.SUSPECTING), m.RankFinished, _on_rank_finished),
     ),
     answers={
-        OpenGeneration: _open_generation,
-        AskNewcomers: _ask_newcomers,
-        Gone: _gone,
+        do.OpenGeneration: _open_generation,
+        do.AskNewcomers: _ask_newcomers,
+        do.Gone: _gone,
     },
     rules=(
         Rule(_TO_BARRIER_ONE, _some_have_left, _blame_those_that_left),
@@ -434,7 +414,7 @@ LIFECYCLE = Topic(
         Rule(frozenset({P.RESUMING}), lambda state: not state.world.has(RankState.RESUMING), _close),
         Rule(frozenset({P.RUNNING}), _all(*DONE), _release),
         Rule(frozenset({P.RUNNING}), lambda state: state.due.phase_s is None and state.world.has(*DONE), _limit_finish),
-        Rule(frozenset(P) - OVER, _all(RankState.EXITED), lambda state: [EndNow(0, "all ranks have finished")]),
+        Rule(frozenset(P) - OVER, _all(RankState.EXITED), lambda state: [do.EndNow(0, "all ranks have finished")]),
     ),
     limits={
         P.QUIESCING: PhaseLimit(_not_quiesced, lambda state: state.policy.deadlines.quiesce_s),

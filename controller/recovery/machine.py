@@ -39,9 +39,8 @@ returns recommendations. Below the topics are the facts, and the verbs that send
     planned     nodes that are drained, between two steps
     boundary    the step between which and the next all ranks stop for a planned change
     lifecycle   generations, both barriers, resume, finish
-    waiting     the next process of a rank that waits for its device, or for a node
     saving      the emergency checkpoint, stop, end
-    start       every process starts: first, again, in another size; growth
+    start       every process starts: first, again, in another size; growth; newcomers that are waited for
     spares      spares that are asked for, and what they build ahead
 
 *What happens after an event*, in this order:
@@ -95,10 +94,9 @@ from .spares import SPARES
 from .start import START, wait_for_nodes
 from .state import Arrivals, JobState, Phase
 from .topic import ALIVE, Owed, PhaseLimit, Recommendation, Recs, Row, Rule, Topic
-from .waiting import WAITING
 from .world import REACHABLE, Meeting, Node, NodeState, World
 
-TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, WAITING, LIFECYCLE, SAVING, START, SPARES)
+TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, START, LIFECYCLE, SAVING, SPARES)
 
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
@@ -108,7 +106,7 @@ _Handler = Callable[[JobState, Any], Recs]
 
 
 class Machine(Protocol):
-    """What a driver needs of the recovery machine."""
+    """The recovery machine, as a driver needs it."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in an event; return what is to be done."""
@@ -158,7 +156,7 @@ class RecoveryMachine:
         state, parts = self._state, self._parts
         if isinstance(event, NodeEnrolled):
             return []  # a node counts when it joins; its admission is in the journal for the next controller
-        state.turn.now = now
+        state.now = now
         if not self._started:
             self._started = True
             self._fold(wait_for_nodes(state))
@@ -172,7 +170,8 @@ class RecoveryMachine:
             tidy(state)
         self._apply_rules()
         for follow in parts.follows:
-            self._fold(follow(state))
+            if state.phase in follow.phases:
+                self._fold(follow.then(state))
         actions, state.turn.actions = state.turn.actions, []
         return actions
 
@@ -395,7 +394,7 @@ def owed(state: JobState) -> Iterator[Owed]:
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-_FOUNDED = frozenset({"job", "ladder"})  # what a job was founded with is not part of its memory
+_FOUNDED = frozenset({"job", "ladder", "policy"})  # what a job was founded with is not part of its memory
 _STARTED = "started"
 
 _encode = msgspec.msgpack.Encoder().encode

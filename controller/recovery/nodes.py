@@ -25,30 +25,12 @@ from ...protocol.types import (
     node_address,
     rank_address,
 )
+from . import topic as do
 from .events import HoldEnded, InjectRequested, KillNodeRequested, NodeReturned
 from .node_checks import Check
 from .orders import request_missing, request_node, settle
 from .state import OVER, JobState, Phase
-from .topic import (
-    ALIVE,
-    Blame,
-    Decide,
-    EndNow,
-    Going,
-    Gone,
-    LostWhileSaving,
-    NodeCame,
-    NodesMissing,
-    Owed,
-    Recs,
-    Refill,
-    Row,
-    RungFailed,
-    SortOut,
-    StartIfPossible,
-    Topic,
-    UseAgain,
-)
+from .topic import ALIVE, Owed, Recs, Row, Topic
 from .world import GONE, REACHABLE, AheadOrder, NodeState
 
 NODE_GOING = "node_going"  # the code of the fault that a node has which is about to go
@@ -73,7 +55,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
         node.note = worn_out(event.node, state.failures_of(event.node), state.policy.node) or ""
         if node.note:
             node.state = NodeState.ISOLATED
-        recs.append(NodeCame())
+        recs.append(do.NodeCame())
         is_new = True
     node.store = event.store
     node.ahead, node.prepared = AheadOrder(), {}  # its agent may be another one: it says what it has
@@ -91,7 +73,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
         is_early = state.planned.newcomer(process.rank, process.incarnation) is not None
         if not is_early and _is_stale(state, event.node, process):
             state.send(node_address(event.node), m.StopProcess(process.rank, process.incarnation, grace_s=0.0))
-    return [*recs, StartIfPossible()] if state.phase is Phase.WAITING else recs
+    return [*recs, do.StartIfPossible()] if state.phase is Phase.WAITING else recs
 
 
 def _is_stale(state: JobState, node: str, process: RunningProcess) -> bool:
@@ -148,15 +130,15 @@ def _on_node_lost(state: JobState, event: m.NodeLost) -> Recs:  # noqa: PLR0911 
     if state.phase is Phase.WAITING:
         return _lost_while_waiting(state, ranks)
     if was is NodeState.ACTIVE and state.phase is Phase.SAVING:
-        return [LostWhileSaving(ranks, event.reason)]
+        return [do.LostWhileSaving(ranks, event.reason)]
     if was is NodeState.REQUESTED and state.due.unplaced and not _another_comes(state):
-        return [RungFailed(None, f"node {event.node}, for which ranks waited, is gone: {event.reason}")]
+        return [do.RungFailed(None, f"node {event.node}, for which ranks waited, is gone: {event.reason}")]
     if was is NodeState.SPARE and state.phase is Phase.RUNNING:
-        return [Refill()]
+        return [do.Refill()]
     if was is not NodeState.ACTIVE or state.phase in OVER:
         return None
     if state.phase is Phase.FINISHING:
-        return [EndNow(1, f"node {event.node} was lost after training had finished: {event.reason}")]
+        return [do.EndNow(1, f"node {event.node} was lost after training had finished: {event.reason}")]
     report = FaultReport(
         kind=FaultKind.NODE_LOST,
         at_s=event.at_s,
@@ -166,7 +148,7 @@ def _on_node_lost(state: JobState, event: m.NodeLost) -> Recs:  # noqa: PLR0911 
         generation=state.generation,
         output=event.output,
     )
-    return [Blame(report), Gone(ranks), Decide()]
+    return [do.Blame(report), do.Gone(ranks), do.Decide()]
 
 
 def _lost_while_waiting(state: JobState, ranks: tuple[int, ...]) -> Recs:
@@ -180,7 +162,7 @@ def _lost_while_waiting(state: JobState, ranks: tuple[int, ...]) -> Recs:
     have = state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)
     if len(have) < state.nodes_needed and state.arrivals.can_be_created and lost <= MAX_LOST_WAITING:
         request_node(state)
-    return [StartIfPossible()]
+    return [do.StartIfPossible()]
 
 
 def _another_comes(state: JobState) -> bool:
@@ -204,9 +186,9 @@ def _on_node_refused(state: JobState, event: m.NodeRefused) -> Recs:
     node.state = NodeState.LOST
     reason = f"the platform refused node {event.node}: {event.reason}"
     if state.due.unplaced and not _enough_promised(state):
-        return [RungFailed(None, reason)]
+        return [do.RungFailed(None, reason)]
     if state.phase is Phase.WAITING and not state.world.named(NodeState.REQUESTED):
-        return [NodesMissing(reason)]
+        return [do.NodesMissing(reason)]
     return None
 
 
@@ -232,7 +214,7 @@ def _on_platform_joined(state: JobState, event: m.PlatformJoined) -> Recs:
             state.send(PLATFORM, m.CreateNode(name))
     if event.can_create and state.phase is Phase.WAITING:
         request_missing(state, spares=state.job.spare_nodes if arrivals.spares_awaited else 0)
-    return [Refill()] if event.can_create and state.phase is Phase.RUNNING else None
+    return [do.Refill()] if event.can_create and state.phase is Phase.RUNNING else None
 
 
 def _on_node_going(state: JobState, event: m.NodeGoing) -> Recs:
@@ -249,14 +231,14 @@ def _on_node_going(state: JobState, event: m.NodeGoing) -> Recs:
     state.planned.going.add(event.node)
     settle(state, event.node)
     if state.world.on(event.node):
-        return [Going(report)]
-    return [Refill()] if state.phase is Phase.RUNNING else None
+        return [do.Going(report)]
+    return [do.Refill()] if state.phase is Phase.RUNNING else None
 
 
 def _on_node_staying(state: JobState, event: m.NodeStaying) -> Recs:
     """A node is not taken away after all: it is used again."""
     state.planned.going.discard(event.node)
-    return [SortOut(_report(state, event.node, "it stays", Assertion.RECOVER))]
+    return [do.SortOut(_report(state, event.node, "it stays", Assertion.RECOVER))]
 
 
 def _report(state: JobState, node: str, detail: str, assertion: Assertion = Assertion.OCCUR) -> FaultReport:
@@ -284,7 +266,7 @@ def _check(state: JobState, name: str) -> None:
         _begin_checks(state)
 
 
-def _use_again(state: JobState, rec: UseAgain) -> Recs:
+def _use_again(state: JobState, rec: do.UseAgain) -> Recs:
     """A node that was left is well again."""
     node = state.world.nodes[rec.node]
     node.state = NodeState.SPARE
@@ -308,7 +290,7 @@ def _on_node_checked(state: JobState, event: m.NodeChecked) -> Recs:
         if node.state is NodeState.UNFIT and not state.is_unfit(name):
             node.state = NodeState.SPARE
     _begin_checks(state)
-    return [StartIfPossible()] if state.phase is Phase.WAITING else None
+    return [do.StartIfPossible()] if state.phase is Phase.WAITING else None
 
 
 def _begin_checks(state: JobState) -> None:
@@ -406,6 +388,6 @@ NODES = Topic(
         Row(tuple(phase for phase in ALIVE if phase is not Phase.WAITING), InjectRequested, _on_inject_requested),
         Row(ALIVE, KillNodeRequested, _on_kill_node_requested),
     ),
-    answers={UseAgain: _use_again},
+    answers={do.UseAgain: _use_again},
     owes=_owes,
 )

@@ -16,7 +16,7 @@ import msgspec
 
 from ...policies.budgets import Facts
 from ...policies.fault_codes import Treatment
-from ...policies.placement import best_spare
+from ...policies.ladder import best_spare
 from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain
 from ...protocol.errors import StateLost
 from ...protocol.messages import NewcomerWaiting, StartProcess, StopProcess
@@ -28,32 +28,11 @@ from ...protocol.types import (
     node_address,
 )
 from ...protocol.wording import ranks_text
+from . import topic as do
 from .orders import LOOK, request_node, start_command, vacate
 from .repair import plan_repair
 from .state import AT_THE_BOUNDARY, JobState, Newcomer, Phase, PlannedChange, Resize, Stage, Unwell
-from .topic import (
-    AskNewcomers,
-    Deadline,
-    GiveUpChange,
-    Going,
-    NewcomerFailed,
-    NewcomerStarted,
-    NotWell,
-    OpenGeneration,
-    Owed,
-    PartSaved,
-    Plan,
-    ReadClocks,
-    Recs,
-    Row,
-    Rule,
-    SaveFirst,
-    SavePart,
-    Stay,
-    Topic,
-    UseAgain,
-    WellAgain,
-)
+from .topic import Deadline, Follow, Owed, Recs, Row, Rule, Topic
 from .world import DONE, NOT_STOPPED, NodeState, RankEvent
 
 READINGS = 6  # then the change is given up
@@ -67,7 +46,7 @@ _QUIET = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING})
 # --- nodes that are not well ------------------------------------------------------------------------------------------
 
 
-def _not_well(state: JobState, rec: NotWell) -> Recs:
+def _not_well(state: JobState, rec: do.NotWell) -> Recs:
     """Take in that a node, or a device of it, is not well: begin to drain it."""
     name = rec.report.node or ""
     if name not in state.world.nodes:
@@ -83,7 +62,7 @@ def _not_well(state: JobState, rec: NotWell) -> Recs:
     return None
 
 
-def _going(state: JobState, rec: Going) -> Recs:
+def _going(state: JobState, rec: do.Going) -> Recs:
     """The platform will take a node in use away. A node is asked for, where none is spare."""
     name = rec.report.node or ""
     state.planned.unwell.setdefault(name, Unwell(rec.report)).report = rec.report
@@ -94,7 +73,7 @@ def _going(state: JobState, rec: Going) -> Recs:
     return None
 
 
-def _well_again(state: JobState, rec: WellAgain) -> Recs:
+def _well_again(state: JobState, rec: do.WellAgain) -> Recs:
     """A node that is well is not drained, and is used again."""
     name, change = rec.node, state.planned.current
     if name not in state.planned.unwell or _stands(state, name):
@@ -106,7 +85,7 @@ def _well_again(state: JobState, rec: WellAgain) -> Recs:
         return None
     node = state.world.nodes[name]
     if node.state is NodeState.ISOLATED and not node.given_back and not state.world.on(name):
-        return [UseAgain(name)]
+        return [do.UseAgain(name)]
     return None
 
 
@@ -178,14 +157,14 @@ def _outstanding_starts(state: JobState) -> list[tuple[str, StartProcess]]:
     ]
 
 
-def _newcomer_started(state: JobState, rec: NewcomerStarted) -> Recs:
+def _newcomer_started(state: JobState, rec: do.NewcomerStarted) -> Recs:
     newcomer = state.planned.newcomer(rec.process.rank, rec.process.incarnation)
     if newcomer is not None:
         newcomer.pid = rec.process.pid
     return None
 
 
-def _newcomer_failed(state: JobState, rec: NewcomerFailed) -> Recs:
+def _newcomer_failed(state: JobState, rec: do.NewcomerFailed) -> Recs:
     change = state.planned.current
     if change is None:
         return None
@@ -206,7 +185,7 @@ def _on_newcomer_waiting(state: JobState, event: NewcomerWaiting) -> Recs:
     newcomer.pid = event.process.pid
     change.awaiting.discard(newcomer.rank)
     if not change.awaiting and change.stage is Stage.PREPARING and state.phase is Phase.RUNNING:
-        return [ReadClocks()]
+        return [do.ReadClocks()]
     return None
 
 
@@ -251,7 +230,7 @@ def _make_change(state: JobState) -> Recs:
     if change.nodes:
         state.planned.current = None
         _LOOK.drop(state)
-        return [SaveFirst(Resize())]
+        return [do.SaveFirst(Resize())]
     if not _spare_of(state, change):
         return _stay(state, change, "the spare node is gone")
     lost = _kept_back(state, change)
@@ -260,10 +239,10 @@ def _make_change(state: JobState) -> Recs:
     if RestoreSource.CHECKPOINT not in state.policy.restore:
         return _stay(state, change, f"{lost}; and no checkpoint can be written: restore is without checkpoint")
     change.stage = Stage.HANDING_OVER
-    return [SavePart()]
+    return [do.SavePart()]
 
 
-def _part_saved(state: JobState, rec: PartSaved) -> Recs:
+def _part_saved(state: JobState, rec: do.PartSaved) -> Recs:
     """The checkpoint is complete and the change is made, or it cannot be written and all stay."""
     change = state.planned.current
     if change is None:
@@ -289,10 +268,10 @@ def _stay(state: JobState, change: PlannedChange, why_not: str) -> Recs:
     if change.node in state.planned.unwell and _spare_of(state, change):
         state.planned.unwell[change.node].failures = FAILURES  # who holds what does not change by waiting
     state.note(drain_given_up(change.node, why_not))
-    return [OpenGeneration()]
+    return [do.OpenGeneration()]
 
 
-def _stay_after_all(state: JobState, rec: Stay) -> Recs:
+def _stay_after_all(state: JobState, rec: do.Stay) -> Recs:
     change = state.planned.current
     return None if change is None else _stay(state, change, rec.why)
 
@@ -314,7 +293,7 @@ def _switch(state: JobState, change: PlannedChange) -> Recs:
         holder.incarnation, holder.pid, holder.early = newcomer.incarnation, newcomer.pid, True
         state.world.take(holder, RankEvent.START_ORDERED)
         state.forget(newcomer.rank)
-    return [OpenGeneration(moved=moved), AskNewcomers(tuple(sorted(change.newcomers)))]
+    return [do.OpenGeneration(moved=moved), do.AskNewcomers(tuple(sorted(change.newcomers)))]
 
 
 def _spare_of(state: JobState, change: PlannedChange) -> str:
@@ -376,7 +355,7 @@ def _watch(state: JobState, change: PlannedChange) -> Recs:
     elif change.spare and state.world.nodes[change.spare].state is not NodeState.SPARE:
         _give_up(state, f"{change.spare} is not spare any more")
     elif state.phase is Phase.RUNNING and change.stage is Stage.PREPARING and not change.awaiting:
-        return [ReadClocks()]  # put off by a suspicion that turned out to be none
+        return [do.ReadClocks()]  # put off by a suspicion that turned out to be none
     return None
 
 
@@ -389,21 +368,21 @@ def _look_again(state: JobState) -> Recs:
         late = ranks_text(change.awaiting)
         _give_up(state, f"{late} did not reach its train function on {change.spare} in time", failed=True)
     elif change.readings < READINGS:
-        return [ReadClocks()]
+        return [do.ReadClocks()]
     else:
         _give_up(state, "the step clocks could not be read", failed=True)
     return None
 
 
-def _given_up(state: JobState, rec: GiveUpChange) -> Recs:
+def _given_up(state: JobState, rec: do.GiveUpChange) -> Recs:
     _give_up(state, rec.why)
     return None
 
 
-def _plan(state: JobState, rec: Plan) -> Recs:
+def _plan(state: JobState, rec: do.Plan) -> Recs:
     """Plan a change that needs no preparation."""
     state.planned.current = rec.change
-    return [ReadClocks()]
+    return [do.ReadClocks()]
 
 
 def _owes(state: JobState) -> Iterator[Owed]:
@@ -418,21 +397,21 @@ PLANNED = Topic(
     name="planned",
     takes=(Row((Phase.RUNNING, Phase.SUSPECTING), NewcomerWaiting, _on_newcomer_waiting),),
     answers={
-        NotWell: _not_well,
-        Going: _going,
-        WellAgain: _well_again,
-        NewcomerStarted: _newcomer_started,
-        NewcomerFailed: _newcomer_failed,
-        Stay: _stay_after_all,
-        Plan: _plan,
-        PartSaved: _part_saved,
-        GiveUpChange: _given_up,
+        do.NotWell: _not_well,
+        do.Going: _going,
+        do.WellAgain: _well_again,
+        do.NewcomerStarted: _newcomer_started,
+        do.NewcomerFailed: _newcomer_failed,
+        do.Stay: _stay_after_all,
+        do.Plan: _plan,
+        do.PartSaved: _part_saved,
+        do.GiveUpChange: _given_up,
     },
     rules=(
         Rule(frozenset({Phase.PAUSING}), lambda state: state.world.count(*DONE) == state.world.size, _all_finished),
         Rule(frozenset({Phase.PAUSING}), _all_stopped, _make_change),
     ),
-    follows=_follow,
+    follows=Follow(frozenset(Phase), _follow),
     deadlines=(_LOOK,),
     owes=_owes,
 )

@@ -17,27 +17,13 @@ from ...protocol import messages as m
 from ...protocol.messages import CheckpointSaved, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, node_address, rank_address
 from ...protocol.wording import ranks_text
+from . import topic as do
 from .events import StopRequested
 from .incident import Verdict
 from .orders import quiesce
 from .repair import lost_shards
 from .state import JobState, Phase, Reschedule, Resize, Result
-from .topic import (
-    ALIVE,
-    ChangeSize,
-    EndNow,
-    LostWhileSaving,
-    Owed,
-    PartSaved,
-    PhaseLimit,
-    Recs,
-    Restart,
-    Row,
-    Rule,
-    SaveFirst,
-    SavePart,
-    Topic,
-)
+from .topic import ALIVE, Owed, PhaseLimit, Recs, Row, Rule, Topic
 from .world import GONE, PARKED, REACHABLE, Holder, RankState
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
@@ -61,13 +47,13 @@ def _on_stop_requested(state: JobState, event: StopRequested) -> Recs:
         state.ignore("stop request while the job is saving")
     elif state.phase is Phase.SAVING:
         reason = f"{event.reason}; without a checkpoint, as it was asked for twice"
-        return _end(state, EndNow(STOPPED_BY_REQUEST, reason))
+        return _end(state, do.EndNow(STOPPED_BY_REQUEST, reason))
     else:
-        return _save_first(state, SaveFirst(Result(STOPPED_BY_REQUEST, event.reason)))
+        return _save_first(state, do.SaveFirst(Result(STOPPED_BY_REQUEST, event.reason)))
     return None
 
 
-def _save_first(state: JobState, rec: SaveFirst) -> Recs:
+def _save_first(state: JobState, rec: do.SaveFirst) -> Recs:
     """Park the survivors, and have them save what they hold."""
     state.saving.then = rec.goal
     survivors = [each for each in state.world.holders if _is_survivor(state, each)]
@@ -100,7 +86,7 @@ def _is_at_fault(state: JobState, holder: Holder) -> bool:
     return not case.report.incarnation or case.report.incarnation == holder.incarnation
 
 
-def _lost_while_saving(state: JobState, rec: LostWhileSaving) -> Recs:
+def _lost_while_saving(state: JobState, rec: do.LostWhileSaving) -> Recs:
     """Survivors died while the checkpoint was under way: the others may still hold everything, and begin again."""
     lost = sorted(rec.ranks)
     for rank in lost:
@@ -268,7 +254,7 @@ def _on_checkpoint_saved(state: JobState, event: CheckpointSaved) -> Recs:
         (last,) = outstanding
         _ask_to_save(state, last)
     if state.phase is Phase.PAUSING:
-        return [PartSaved(event.step, event.error)] if event.error or not outstanding else None
+        return [do.PartSaved(event.step, event.error)] if event.error or not outstanding else None
     if event.error:
         return _conclude(state, f"the emergency checkpoint failed: {event.error}")
     if not outstanding:
@@ -276,11 +262,11 @@ def _on_checkpoint_saved(state: JobState, event: CheckpointSaved) -> Recs:
     return None
 
 
-def _save_part(state: JobState, _: SavePart) -> Recs:
+def _save_part(state: JobState, _: do.SavePart) -> Recs:
     """Have the parked ranks write a checkpoint at a boundary, where training continues."""
     why_not = _start_saving(state)
     if why_not:
-        return [PartSaved(0, f"and no checkpoint can be written: {why_not}", begun=False)]
+        return [do.PartSaved(0, f"and no checkpoint can be written: {why_not}", begun=False)]
     state.limit(state.policy.deadlines.save_s)
     return None
 
@@ -293,15 +279,15 @@ def _conclude(state: JobState, remark: str) -> Recs:
     state.saving.drop()
     goal, state.saving.then = state.saving.then, None
     if isinstance(goal, Resize):
-        return [ChangeSize(goal, remark)]
+        return [do.ChangeSize(goal, remark)]
     if isinstance(goal, Reschedule):
-        return [Restart(goal, remark)]
+        return [do.Restart(goal, remark)]
     if goal is not None:
-        return _end(state, EndNow(goal.exit_code, "; ".join(filter(None, (goal.reason, remark)))))
+        return _end(state, do.EndNow(goal.exit_code, "; ".join(filter(None, (goal.reason, remark)))))
     return None
 
 
-def _end(state: JobState, rec: EndNow) -> Recs:
+def _end(state: JobState, rec: do.EndNow) -> Recs:
     """Tell all nodes and the platform that the job is over."""
     state.result = Result(rec.exit_code, rec.reason)
     state.history.stopped(state.now, state.world.pids(), rec.reason)
@@ -354,7 +340,12 @@ SAVING = Topic(
         Row((Phase.PAUSING, Phase.SAVING), m.CheckpointSaved, _on_checkpoint_saved),
         Row(ALIVE, StopRequested, _on_stop_requested),
     ),
-    answers={SaveFirst: _save_first, SavePart: _save_part, LostWhileSaving: _lost_while_saving, EndNow: _end},
+    answers={
+        do.SaveFirst: _save_first,
+        do.SavePart: _save_part,
+        do.LostWhileSaving: _lost_while_saving,
+        do.EndNow: _end,
+    },
     rules=(Rule(frozenset({Phase.SAVING}), _all_parked, _save),),
     limits={Phase.SAVING: PhaseLimit(_overdue, _limit_s)},
     owes_rank=_owes_rank,

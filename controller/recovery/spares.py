@@ -17,7 +17,7 @@ from ...protocol.reports import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
 from .orders import give_up_waiting, request_node, start_command
 from .state import JobState, Phase
-from .topic import Deadline, NodeCame, Owed, Recs, Refill, Rule, Topic
+from .topic import Deadline, Follow, NodeCame, Owed, Recs, Refill, Rule, Topic
 from .world import REACHABLE, AheadOrder, Node, NodeState
 
 TRIES = 6  # in a row that bring nothing
@@ -47,7 +47,7 @@ def _refill(state: JobState, _: Refill | None = None) -> Recs:
 
 
 def _look_again(state: JobState) -> Recs:
-    """What was asked for has come, was refused, or is not counted on any more: look again."""
+    """Look again: the nodes asked for have come, were refused, or are not counted on any more."""
     give_up_waiting(state)
     return _refill(state)
 
@@ -68,7 +68,7 @@ def _trains_again(state: JobState) -> bool:
 
 def _build_ahead(state: JobState) -> Recs:
     """Order each spare to build ahead, while the job trains."""
-    if state.phase is not Phase.RUNNING or not builds_ahead(state.job) or not state.ever_resilient:
+    if not builds_ahead(state.job) or not state.ever_resilient:
         return None
     wanted = _wanted(state)
     for node in state.world.nodes.values():
@@ -151,7 +151,7 @@ SPARES = Topic(
     name="spares",
     answers={Refill: _refill, NodeCame: _node_came},
     rules=(Rule(frozenset({Phase.RUNNING}), _trains_again, _refill),),
-    follows=_build_ahead,
+    follows=Follow(frozenset({Phase.RUNNING}), _build_ahead),
     deadlines=(_REFILL,),
     owes=_owes,
     contradictions=_contradictions,

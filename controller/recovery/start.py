@@ -1,4 +1,4 @@
-"""TOPIC: every process of the world starts: at the beginning, again after a checkpoint, or in another size.
+"""TOPIC: processes that start: all of the world at the beginning, again, or in another size; and those waited for.
 
 A world waits for its nodes, for as long as the policy says, and a little longer for its spares. A job that has not
 begun can do with fewer nodes once the others are overdue. A world that has begun starts again in its size, on the nodes
@@ -6,39 +6,39 @@ that stay and others in the place of those that go, or on new ones only; or in a
 is lost and none takes its place, with more when they come. Only whole nodes leave and come. What the survivors hold is
 on disk by then, or cannot be (`saving.py`): every process is started with its new rank and the new number of ranks,
 and loads it. The data position knows how to go on in another division.
+
+In an incident newcomers are waited for: until they reach their train function, and before that for their device, or
+for a node. A device whose fault passes by itself is given the policy's time; so are the nodes that the platform was
+asked for as part of the rung. Meanwhile the survivors are parked. Ranks whose node was left stay in its books until one
+has come.
 """
 
 from collections.abc import Iterator
 
+import msgspec
+
 from ...policies.rungs import growth, may_grow
-from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung
+from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung, node_address
+from . import topic as do
 from .orders import (
+    DEVICES,
     LOOK,
+    NEWCOMERS,
+    NODES,
     await_newcomers,
     end_process,
+    faults_of,
     give_back_all_nodes,
     give_up_waiting,
     next_generation,
     replace_node,
     request_missing,
     start,
+    start_command,
     stop_all_processes,
 )
 from .state import JobState, Phase, PlannedChange
-from .topic import (
-    ChangeSize,
-    Deadline,
-    EndNow,
-    NodesMissing,
-    PhaseLimit,
-    Plan,
-    Recs,
-    Restart,
-    RungFailed,
-    StartIfPossible,
-    StartWorld,
-    Topic,
-)
+from .topic import Deadline, Follow, PhaseLimit, Recs, Rule, Topic
 from .world import DONE, NodeState, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
@@ -55,7 +55,7 @@ def wait_for_nodes(state: JobState) -> Recs:
     return _start_if_possible(state)
 
 
-def _start_if_possible(state: JobState, _: StartIfPossible | None = None) -> Recs:
+def _start_if_possible(state: JobState, _: do.StartIfPossible | None = None) -> Recs:
     """Start the world that waits once there are enough nodes for it, and its spares have come or are overdue."""
     have = _nodes_at_hand(state)
     if have < state.nodes_needed:
@@ -89,15 +89,15 @@ def _waited_long_enough(state: JobState) -> Recs:
         state.arrivals.spares_awaited = False
         return _start_if_possible(state)
     give_up_waiting(state)
-    return [NodesMissing(f"too few nodes came within {state.policy.deadlines.nodes_s:g} s")]
+    return [do.NodesMissing(f"too few nodes came within {state.policy.deadlines.nodes_s:g} s")]
 
 
-def _nodes_missing(state: JobState, rec: NodesMissing) -> Recs:
+def _nodes_missing(state: JobState, rec: do.NodesMissing) -> Recs:
     if _resize(state, rec.reason):
         return None
     if state.history.open is None:
-        return [EndNow(1, rec.reason)]
-    return [RungFailed(None, rec.reason)]
+        return [do.EndNow(1, rec.reason)]
+    return [do.RungFailed(None, rec.reason)]
 
 
 # --- the start --------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _open_world(state: JobState) -> None:
     state.enter()
 
 
-def _start_world(state: JobState, _: StartWorld | None = None) -> Recs:
+def _start_world(state: JobState, _: do.StartWorld | None = None) -> Recs:
     """Start a new process of every rank; where there are too few nodes, end all and wait for them."""
     if _nodes_at_hand(state) >= state.nodes_needed:
         _open_world(state)
@@ -137,7 +137,7 @@ def _start_world(state: JobState, _: StartWorld | None = None) -> Recs:
     return wait_for_nodes(state)
 
 
-def _restart(state: JobState, rec: Restart) -> Recs:
+def _restart(state: JobState, rec: do.Restart) -> Recs:
     """Start every process again, as soon as there are nodes."""
     if rec.remark:
         state.note(rec.remark)
@@ -156,7 +156,7 @@ def _restart(state: JobState, rec: Restart) -> Recs:
 # --- in another size --------------------------------------------------------------------------------------------------
 
 
-def _change_size(state: JobState, rec: ChangeSize) -> Recs:
+def _change_size(state: JobState, rec: do.ChangeSize) -> Recs:
     """Start the world in another size, or wait for its nodes."""
     for name in rec.goal.leaving:
         replace_node(state, name)
@@ -221,37 +221,107 @@ def _grow(state: JobState) -> Recs:
         charges=(),  # no failure, and so it takes no budget
         nodes=nodes,
     )
-    return [Plan(change)]
+    return [do.Plan(change)]
 
 
 def _follow(state: JobState) -> Recs:
     """Look after every event whether a world that is too small can grow; one that has all its ranks costs nothing."""
-    if not state.is_too_small or state.planned.current is not None or _GROW.due(state) is not None:
+    if state.world.size == state.job.world_size or state.planned.current is not None or _GROW.due(state) is not None:
         return None
     if state.phase is Phase.RUNNING and LOOK not in state.due.ahead and not state.world.has(*DONE):
         return _grow(state)
     return _grow(state) if state.can_restart_larger else None
 
 
+# --- newcomers that are waited for ------------------------------------------------------------------------------------
+
+
+def _newcomers_late(state: JobState) -> Recs:
+    starting = state.world.ranks(RankState.STARTING) - state.due.unplaced
+    late = faults_of(state, starting, FaultKind.START_FAILED, "has not reached its train function")
+    return [*map(do.Blame, late), do.Decide()] if late else None
+
+
+def _release_held(state: JobState, _: do.ReleaseHeld | None = None) -> Recs:
+    """Start the processes whose devices are well again."""
+    for rank in sorted(state.due.held):
+        holder = state.world.holders[rank]
+        if state.book.passing(holder.node, rank) is None:
+            state.due.held.discard(rank)
+            state.send(node_address(holder.node), start_command(state, holder))
+            await_newcomers(state)
+    if not state.due.held:
+        _DEVICES.drop(state)
+    return None
+
+
+def _devices_not_well(state: JobState) -> Recs:
+    """Faults that should have passed still stand: a new process on these devices would not do."""
+    limit_s = state.policy.deadlines.device_s
+    recs: list[do.Blame | do.RungFailed] = []
+    reasons = []
+    for rank in sorted(state.due.held):
+        fault = state.book.passing(state.world.holders[rank].node, rank)
+        if fault is not None:
+            recs.append(do.Blame(msgspec.structs.replace(fault, rank=rank), known=True))
+            reasons.append(f"{fault.level} of the device of rank {rank} still stands after {limit_s:g} s")
+    return [*recs, do.RungFailed(Rung.RECOVER_IN_PLACE, "; ".join(reasons))] if reasons else _release_held(state)
+
+
+def _node_has_come(state: JobState) -> bool:
+    return bool(state.due.unplaced) and bool(state.world.named(NodeState.SPARE))
+
+
+def _place(state: JobState) -> Recs:
+    """Start the ranks of a node that was left on one that has come. Until then they stay in the books of the former."""
+    old = state.world.holders[min(state.due.unplaced)].node
+    new = state.world.spares()[0]
+    state.world.move(old, new)
+    for holder in state.world.on(new):
+        if holder.rank in state.due.unplaced:
+            state.due.unplaced.discard(holder.rank)
+            state.send(node_address(new), start_command(state, holder))
+    state.arrivals.enough()
+    await_newcomers(state)
+    return None
+
+
+def _no_node_came(state: JobState) -> Recs:
+    give_up_waiting(state)
+    return [do.RungFailed(None, f"too few nodes came within {state.policy.deadlines.nodes_s:g} s")]
+
+
 def _contradictions(state: JobState) -> Iterator[str]:
+    starting, due = state.world.ranks(RankState.STARTING), state.due
+    if due.held - starting:
+        yield f"ranks {sorted(due.held)} wait for their devices, and not all of them are to be started"
+    if due.unplaced - starting:
+        yield f"ranks {sorted(due.unplaced)} wait for a node, and not all of them are to be started"
+    if due.unplaced and _NODES.due(state) is None:
+        yield f"ranks {sorted(due.unplaced)} wait for a node, and that has no deadline"
     if state.phase is Phase.STARTING and state.world.has(RankState.ABSENT):
         yield f"the world starts, and ranks {sorted(state.world.ranks(RankState.ABSENT))} have no process"
 
 
+_NEWCOMERS = Deadline(NEWCOMERS, _newcomers_late, lambda state: state.policy.deadlines.start_s)
+_DEVICES = Deadline(DEVICES, _devices_not_well, lambda state: state.policy.deadlines.device_s)
+_NODES = Deadline(NODES, _no_node_came, lambda state: state.policy.deadlines.nodes_s)
 # The world is looked at after every event; this is when that is worth it again.
 _GROW = Deadline("growth", lambda state: None, ahead=True)
 
 START = Topic(
     name="start",
     answers={
-        StartIfPossible: _start_if_possible,
-        StartWorld: _start_world,
-        Restart: _restart,
-        ChangeSize: _change_size,
-        NodesMissing: _nodes_missing,
+        do.StartIfPossible: _start_if_possible,
+        do.StartWorld: _start_world,
+        do.Restart: _restart,
+        do.ChangeSize: _change_size,
+        do.NodesMissing: _nodes_missing,
+        do.ReleaseHeld: _release_held,
     },
+    rules=(Rule(frozenset({Phase.QUIESCING}), _node_has_come, _place),),
     limits={Phase.WAITING: PhaseLimit(_waited_long_enough, lambda state: state.policy.deadlines.nodes_s)},
-    follows=_follow,
-    deadlines=(_GROW,),
+    follows=Follow(frozenset({Phase.RUNNING, Phase.STARTING}), _follow),
+    deadlines=(_NEWCOMERS, _DEVICES, _NODES, _GROW),
     contradictions=_contradictions,
 )

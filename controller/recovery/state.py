@@ -16,6 +16,7 @@ from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
 from ...protocol.messages import Command
 from ...protocol.types import (
+    Activity,
     Decision,
     FaultReport,
     JobSpec,
@@ -99,6 +100,10 @@ class Due:
         """Note that the next process of a rank waits for nothing, or is not wanted any more."""
         self.held.discard(rank)
         self.unplaced.discard(rank)
+
+
+# Known to take long: the others wait, and that is as it should be.
+EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
 
 
 @dataclass
@@ -206,7 +211,7 @@ class Unwell:
 
 @dataclass
 class Planned:
-    """What is planned, what is to be planned, and when to look again."""
+    """The changes that are planned, or are to be, and when to look again."""
 
     current: PlannedChange | None = None
     unwell: dict[str, Unwell] = field(default_factory=dict)
@@ -234,7 +239,7 @@ class Planned:
 
 @dataclass
 class Accounts:
-    """What the budgets of the whole job count."""
+    """The entries that the budgets of the whole job count."""
 
     paid: list[Spent] = field(default_factory=list)  # for attempts that are over, as long as a budget counts them
     node_failures: list[NodeFailure] = field(default_factory=list)
@@ -243,7 +248,7 @@ class Accounts:
 
 @dataclass
 class Arrivals:
-    """What is known of nodes to come."""
+    """The nodes to come, as far as they are known."""
 
     can_be_created: bool = False  # a platform that makes nodes has said so
     can_be_killed: bool = True  # by the platform, for an injected fault; else by their own agents
@@ -301,9 +306,8 @@ class Progress:
 
 @dataclass
 class Turn:
-    """The event that is being handled: when and in which phase it came, and what is to be done about it."""
+    """The event that is being handled: in which phase it came, and what is to be done about it."""
 
-    now: float = 0.0
     came_in: Phase = Phase.WAITING  # the event may have taken all ranks away, and with them the phase
     actions: list[Action] = field(default_factory=list)
 
@@ -314,6 +318,7 @@ class JobState:
 
     job: JobSpec
     ladder: Ladder
+    policy: Policy = field(init=False)  # what the job's owner wants, and the ladder goes by
     world: World
     book: FaultBook
     meeting: Meeting = field(default_factory=Meeting)
@@ -332,18 +337,12 @@ class JobState:
     arrivals: Arrivals = field(default_factory=Arrivals)
     checks: NodeChecks = field(default_factory=NodeChecks)  # of nodes, before they get ranks
     progress: Progress = field(default_factory=Progress)
+    now: float = 0.0  # when the event that is being handled came
     turn: Turn = field(default_factory=Turn)
     result: Result | None = None
 
-    @property
-    def policy(self) -> Policy:
-        """What the job's owner wants, and the ladder goes by."""
-        return self.ladder.policy
-
-    @property
-    def now(self) -> float:
-        """The time of the event that is being handled."""
-        return self.turn.now
+    def __post_init__(self) -> None:
+        self.policy = self.ladder.policy
 
     @property
     def nodes_needed(self) -> int:
@@ -380,7 +379,7 @@ class JobState:
         self.generation += 1
 
     def forget(self, rank: int) -> None:
-        """What was on its way to the rank's process is void."""
+        """Drop whatever is still queued for the rank's process."""
         self.turn.actions.append(Forget(rank_address(rank)))
 
     @property
@@ -397,7 +396,7 @@ class JobState:
     def phase_of_ranks(self) -> Phase:
         """Where the ranks stand together, also while something is suspected."""
         world, change = self.world, self.planned.current
-        if world.all_are(RankState.ABSENT):
+        if world.count(RankState.ABSENT) == world.size:
             return Phase.WAITING
         if self.repair is not None:
             return Phase.REJOINING if world.has(RankState.REJOINING, RankState.READY) else Phase.RESUMING
@@ -409,14 +408,9 @@ class JobState:
         return Phase.FINISHING if world.has(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
 
     @property
-    def is_too_small(self) -> bool:
-        """Whether the world has fewer ranks than the job asked for."""
-        return self.world.size < self.job.world_size
-
-    @property
     def can_restart_larger(self) -> bool:
         """Whether all processes of a script that is not resilient live in a world that is too small."""
-        if not self.is_too_small or self.ever_resilient or self.result is not None:
+        if self.world.size == self.job.world_size or self.ever_resilient or self.result is not None:
             return False
         return self.world.count(RankState.STARTING) == self.world.size == len(self.world.pids())
 
@@ -474,7 +468,7 @@ class JobState:
 
     @property
     def spent(self) -> tuple[Spent, ...]:
-        """What all attempts have cost, the one under way too."""
+        """The cost of all attempts, the one under way too."""
         return (*self.accounts.paid, *self.incident.attempt.cost)
 
     @property
@@ -483,17 +477,12 @@ class JobState:
         return self.history.open.rung if self.history.open else None
 
     def begin_attempt(self) -> None:
-        """The attempt under way is over, if there is one, and stays paid for."""
-        self._pay()
+        """The attempt under way is over, if there is one, and stays paid for as long as a budget counts it."""
+        self.accounts.paid = self.ladder.roles.still_counted(self.spent, self.now)
         self.incident = self.incident.try_again()
 
     def close_incident(self) -> None:
         """Nothing is wrong any more; what was tried stays paid for."""
-        self._pay()
+        self.begin_attempt()
         self.incident = OpenIncident()
         self.due.forget_replacements()
-
-    def _pay(self) -> None:
-        """Add the attempt under way to what the budgets count, and forget what they do not count any more."""
-        paid = (*self.accounts.paid, *self.incident.attempt.cost)
-        self.accounts.paid = self.ladder.still_counted(paid, self.turn.now)

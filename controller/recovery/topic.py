@@ -1,9 +1,9 @@
-"""What a topic of the recovery machine is, and what topics recommend to each other.
+"""Define a topic of the recovery machine, and what topics recommend to each other.
 
 A topic is one file: it says which events it takes in which phases, which rules hold in it after every event, when its
 time runs out, what it owes a controller that takes over, and what may never be true of it. Topics do not call each
 other. A handler changes what is its own topic's, and returns recommendations; the machine hands each to the topic that
-answers it (`machine.py`).
+answers it (`machine.py`). Topics import this module as `do`: `[do.Blame(report), do.Decide()]`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -246,7 +246,7 @@ class Plan(Recommendation, frozen=True):
 
 
 class ReadClocks(Recommendation, frozen=True):
-    """What is planned is prepared: read the step clocks, and choose the boundary."""
+    """The planned change is prepared: read the step clocks, and choose the boundary."""
 
 
 class Stay(Recommendation, frozen=True):
@@ -309,10 +309,17 @@ class Deadline(msgspec.Struct, frozen=True):
 
 
 class PhaseLimit(msgspec.Struct, frozen=True):
-    """What happens when a phase is over time, and how long it may take once more under another controller."""
+    """The action when a phase is over time, and how long it may take once more under another controller."""
 
     overdue: Callable[[JobState], Recs]
     fresh_s: Callable[[JobState], float | None] = lambda state: None
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """After every event, in one of `phases`, `then` looks at what can be planned."""
+
+    phases: frozenset[Phase]
+    then: Callable[[JobState], Recs]
 
 
 def _owes_nothing(state: JobState) -> Iterator[Owed]:
@@ -333,7 +340,7 @@ class Topic(msgspec.Struct, frozen=True):
     answers: Mapping[type[Recommendation], Callable[[JobState, Any], Recs]] = {}
     rules: tuple[Rule, ...] = ()
     tidies: Callable[[JobState], None] | None = None
-    follows: Callable[[JobState], Recs] | None = None
+    follows: Follow | None = None
     deadlines: tuple[Deadline, ...] = ()
     limits: Mapping[Phase, PhaseLimit] = {}
     owes: Callable[[JobState], Iterator[Owed]] = _owes_nothing

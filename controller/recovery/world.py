@@ -34,12 +34,12 @@ class RankState(StrEnum):
 
     @property
     def shown(self) -> str:
-        """What status calls it: whether the first step is committed is the job's phase, and not a rank's state."""
+        """The name in status: whether the first step is committed is the job's phase, and not a rank's state."""
         return str(RankState.TRAINING if self is RankState.RESUMING else self)
 
 
 class RankEvent(StrEnum):
-    """What can happen to a rank: what its process was ordered, and what followed."""
+    """The events of a rank: what its process was ordered, and what followed."""
 
     START_ORDERED = "start ordered"
     JOINED = "joined"
@@ -91,13 +91,8 @@ NEXT: Mapping[tuple[RankState, RankEvent], RankState] = {
 }
 
 
-def after(state: RankState, event: RankEvent) -> RankState:
-    """Return where `event` takes a rank that stands at `state`. What does not fit its state leaves it there."""
-    return NEXT.get((state, event), state)
-
-
 class NodeState(StrEnum):
-    """What a node is to the job."""
+    """The role of a node in the job."""
 
     ACTIVE = "active"
     SPARE = "spare"
@@ -128,12 +123,7 @@ class Holder:
     needs: tuple[str, ...] = ()  # the shards that its processes had to hold, known also when they are gone
     memory_fault_s: float | None = None  # when the process reported a memory error itself
     committed: int = 0  # the most that any incarnation of the rank is known to have committed
-    _state: RankState = RankState.ABSENT
-
-    @property
-    def state(self) -> RankState:
-        """Where the process stands. Only `World.take` changes it."""
-        return self._state
+    state: RankState = RankState.ABSENT  # only `World.take` changes it
 
     def next_incarnation(self) -> int:
         """Return a number for one more process of the rank. Agents take each number once."""
@@ -199,14 +189,14 @@ class World:
 
         A rank that the world has become too small for is not counted.
         """
-        state = after(holder.state, event)
+        state = NEXT.get((holder.state, event), holder.state)
         if self.holder(holder.rank) is holder and state is not holder.state:
             left = self._standing[holder.state]
             left.pop(holder.rank, None)
             if not left:
                 left.clear()  # a dict keeps the places of what was removed, and `first` would look at each of them
             self._standing[state][holder.rank] = None
-        holder._state = state
+        holder.state = state
 
     def lose(self, holder: Holder) -> None:
         """Forget the process of a rank; the rank stays."""
@@ -247,10 +237,6 @@ class World:
     def count(self, *states: RankState) -> int:
         """Return how many ranks stand in one of the states; the same work in a world of any size."""
         return sum([len(self._standing[state]) for state in states])
-
-    def all_are(self, state: RankState) -> bool:
-        """Whether all ranks stand in a state; the same work in a world of any size."""
-        return len(self._standing[state]) == self.size
 
     def has(self, *states: RankState) -> bool:
         """Whether some rank stands in one of the states; the same work in a world of any size."""
@@ -392,7 +378,10 @@ class Meeting:
         no chance of its own. Where no store is known the answer leads nowhere: the link-up fails, and the ladder takes
         the next rung.
         """
-        node = self._chosen(world)
+        node = world.nodes.get(self.node)
+        if node is None or node.store is None or node.state not in {NodeState.ACTIVE, NodeState.SPARE}:
+            node = world.best_store()
+            self.node = node.name if node is not None else ""
         endpoint = node.store if node is not None and node.store is not None else _NOWHERE
         return Rendezvous(endpoint.host, endpoint.port, self.secret(purpose))
 
@@ -414,10 +403,3 @@ class Meeting:
         """Trust the store of the present generation: all ranks have met there."""
         if self.node in world.nodes:
             world.nodes[self.node].failed_link_ups = 0
-
-    def _chosen(self, world: World) -> Node | None:
-        node = world.nodes.get(self.node)
-        if node is None or node.store is None or node.state not in {NodeState.ACTIVE, NodeState.SPARE}:
-            node = world.best_store()
-            self.node = node.name if node is not None else ""
-        return node

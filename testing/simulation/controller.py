@@ -21,12 +21,12 @@ from ...controller.recovery.events import (
 )
 from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
-from ...controller.recovery.transitions import is_known
 from ...controller.routes import Routes
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import Envelope, NodeLost, Report
 from ...protocol.types import CONTROLLER, PLATFORM, node_address
 from ..invariants import Invariant
+from ..transitions import is_known
 from .network import Endpoint
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from midstep.controller.recovery.events import Action, Event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.transitions import is_known
 from midstep.testing.invariants import contradictions
+from midstep.testing.transitions import is_known
 
 from .snapshot import copied, digest, fingerprint
 

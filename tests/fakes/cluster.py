@@ -13,7 +13,6 @@ import pytest
 from midstep.controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.transitions import is_known
 from midstep.controller.recovery.world import RankState
 from midstep.policies.schema import Policy, default_policy
 from midstep.protocol import messages as m
@@ -33,6 +32,7 @@ from midstep.protocol.types import (
     StoreEndpoint,
 )
 from midstep.testing.invariants import contradictions
+from midstep.testing.transitions import is_known
 
 SHARD = "replicated"
 HOLDS = (ShardHold(SHARD, 1000),)

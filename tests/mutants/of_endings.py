@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "restart all processes before anything is saved",
         "midstep.controller.recovery.decision",
-        "[SaveFirst(goal)] if _saves_first(state) else",
-        "[SaveFirst(goal)] if False else",
+        "[do.SaveFirst(goal)] if _saves_first(state) else",
+        "[do.SaveFirst(goal)] if False else",
     ),
     Mutant(
         "leave a node before its ranks have saved",

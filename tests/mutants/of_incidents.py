@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "forget a budget",
         "midstep.controller.recovery.decision",
-        "_widened(state.incident.attempt.cost, choice.course.cost)",
-        "()",
+        "take(choice.decision.rung, choice.course.cost)",
+        "take(choice.decision.rung, ())",
     ),
     Mutant(
         "replace everybody",
@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         "decide without a reason",
         "midstep.policies.ladder",
-        "Decision(rung, _of_roles(names) + RULES[rung].why(case), case.skipped, names)",
-        'Decision(rung, "", case.skipped, names)',
+        "Decision(taken, whose + RULES[taken].why(case), case.skipped, names)",
+        'Decision(taken, "", case.skipped, names)',
     ),
     Mutant(
         "open no new generation",

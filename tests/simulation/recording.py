@@ -13,16 +13,16 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from midstep.controller.recovery import world
 from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.transitions import LEADS_TO
-from midstep.controller.recovery.world import NEXT, RankEvent, RankState, after
+from midstep.controller.recovery.world import NEXT, RankEvent, RankState
 from midstep.protocol.messages import NodeChecked, NodeEnrolled
 from midstep.testing.simulation.campaign import run_seeds
+from midstep.testing.transitions import LEADS_TO
 
 RECORDING = Path(__file__).with_name("recording.txt")
 CHUNK = 10
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 class Led(NamedTuple):
-    """An event led from one phase to another (`controller/recovery/transitions.py`)."""
+    """An event led from one phase to another (`testing/transitions.py`)."""
 
     before: Phase
     event: str
@@ -67,11 +67,12 @@ def happens(job: Job) -> frozenset[Happened]:
     """Return all that happens in a job. Raises AssertionError when an invariant is broken."""
     found: set[Happened] = set()
 
-    def spy(state: RankState, event: RankEvent) -> RankState:
-        found.add(Moved(state, event))
-        return after(state, event)
+    class Watched(dict[tuple[RankState, RankEvent], RankState]):
+        def get(self, move: tuple[RankState, RankEvent], default: Any = None) -> Any:
+            found.add(Moved(*move))
+            return super().get(move, default)
 
-    with patch.object(world, "after", spy):
+    with patch.object(world, "NEXT", Watched(NEXT)):
         tally = run_seeds([job.seed], job.focus)
     assert not tally.broken, f"{job}: {tally.broken}"
     for before, event, later in tally.reached:

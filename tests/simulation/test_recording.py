@@ -6,7 +6,7 @@ import pytest
 
 from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.transitions import LEADS_TO, diagram
+from midstep.testing.transitions import LEADS_TO, diagram
 
 from . import boundary
 from .rare import seen_by_hand

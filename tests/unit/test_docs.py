@@ -19,11 +19,11 @@ from midstep.benchmarks.regression import record, text
 from midstep.cli.main import COMMANDS
 from midstep.controller.recovery.machine import ROWS
 from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.transitions import LEADS_TO, diagram
 from midstep.policies.acjob.translation import translate
 from midstep.policies.files import parse_policy
 from midstep.policies.scripted_roles import is_job_of_roles, parse_roles
 from midstep.policies.yaml_text import read_tree
+from midstep.testing.transitions import LEADS_TO, diagram
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -4,14 +4,9 @@ from typing import Any
 
 import pytest
 
-from midstep.controller.recovery.attribution import (
-    describe_clock,
-    describe_exit,
-    excused_ranks,
-    moved_on,
-    stalled_ranks,
-)
+from midstep.controller.recovery.blame import excused_ranks, moved_on, stalled_ranks
 from midstep.protocol.types import Activity, RankProgress
+from midstep.protocol.wording import describe_clock, describe_exit
 
 WAITING = Activity.COLLECTIVE
 

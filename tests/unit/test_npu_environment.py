@@ -2,15 +2,15 @@
 
 import pytest
 
-from midstep.devices.kinds import device_kind
-from midstep.devices.npu_environment import DEFAULTS, problems
+from midstep.devices.kinds import NPU_DEFAULTS, device_kind
+from midstep.devices.npu_environment import problems
 
 GOOD = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 
 
 def test_what_midstep_run_sets_is_all_that_is_needed() -> None:
-    assert problems(DEFAULTS, 1.5, "native") == []
-    assert device_kind("npu").environment == device_kind("fake").environment == DEFAULTS
+    assert problems(NPU_DEFAULTS, 1.5, "native") == []
+    assert device_kind("npu").environment == device_kind("fake").environment == NPU_DEFAULTS
     assert device_kind("cpu").environment == {}
 
 

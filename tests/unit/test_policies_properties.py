@@ -4,8 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.policies.budgets import Facts, FailedRung, NodeFailure, Spent
-from midstep.policies.ladder import Ladder
+from midstep.policies.budgets import Facts, FailedRung, NodeFailure, Roles, Spent
+from midstep.policies.ladder import Ladder, place
 from midstep.policies.schema import Budget, NodePolicy, Policy, RolePolicy, RungPolicy
 from midstep.protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung
 from midstep.testing.invariants import KEEPING
@@ -131,7 +131,7 @@ def test_a_rung_that_fails_hands_over_to_a_coarser_one_and_passes_over_none_that
 def test_everybody_at_fault_is_mended_replaced_in_place_or_moved_and_nobody_twice(policy: Policy, facts: Facts) -> None:
     """Who is neither at fault nor on a node that is left keeps its process, whenever a rung keeps any."""
     ladder = Ladder(policy)
-    placement, decision = ladder.placement(facts), ladder.decide(facts)
+    placement, decision = place(facts, Roles(policy), policy.node), ladder.decide(facts)
     groups = [set(placement.mended), set(placement.in_place), set(placement.moved)]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert {*facts.culprits, *facts.mendable} <= set().union(*groups)
@@ -179,7 +179,7 @@ def test_what_no_budget_counts_any_more_can_be_forgotten(
     ladder = Ladder(policy)
     if max_restarts is not None:
         facts = msgspec.structs.replace(facts, resilient=False, healthy=frozenset(), max_restarts=max_restarts)
-    left = tuple(ladder.still_counted(facts.spent, facts.now))
+    left = tuple(ladder.roles.still_counted(facts.spent, facts.now))
     now = facts.now + later_s
     assert ladder.budgets(left, now) == ladder.budgets(facts.spent, now)
     known, forgotten = (msgspec.structs.replace(facts, now=now, spent=spent) for spent in (facts.spent, left))

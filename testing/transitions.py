@@ -6,9 +6,9 @@ see against it. The diagram in `docs/architecture.md` is drawn from it.
 
 from collections.abc import Iterable, Mapping
 
-from ...protocol import messages as m
-from .events import DeadlinePassed, StopRequested
-from .state import Phase
+from ..controller.recovery.events import DeadlinePassed, StopRequested
+from ..controller.recovery.state import Phase
+from ..protocol import messages as m
 
 P = Phase
 # Where a decision can lead: on with survivors, with a new world, to wait for nodes, or to the stop.
