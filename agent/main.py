@@ -24,6 +24,7 @@ import psutil
 import zmq
 
 from ..platforms.processes import ChildReaper
+from ..protocol import messages as m
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.environment import visible_devices
 from ..protocol.errors import ConfigurationError
@@ -31,22 +32,6 @@ from ..protocol.exits import RESTART_HERE, AgentEnd, heard, write_agent_end
 from ..protocol.keys import JobKeys
 from ..protocol.link import Absence, ControllerLink
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import (
-    ArmFault,
-    BuildAhead,
-    CheckNode,
-    EndJob,
-    Envelope,
-    IntroduceNode,
-    NodeGoing,
-    NodeJoined,
-    NodeLost,
-    ProbeProgress,
-    StartProcess,
-    StopProcess,
-    StoreMoved,
-    WelcomeNode,
-)
 from ..protocol.private_files import replace_file
 from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
@@ -178,35 +163,35 @@ class Agent:
 
     # --- commands -----------------------------------------------------------------------------------------------
 
-    def _command(self, envelope: Envelope) -> None:
+    def _command(self, envelope: m.Envelope) -> None:
         match envelope.body:
-            case WelcomeNode(job=job):
+            case m.WelcomeNode(job=job):
                 self._welcome(job)
-            case IntroduceNode():
+            case m.IntroduceNode():
                 if self._ending is None:
                     self._join()
-            case StartProcess() as order:
+            case m.StartProcess() as order:
                 self._heartbeat.forget(order.rank)
                 self._ranks.start(order)
-            case StopProcess() as order:
+            case m.StopProcess() as order:
                 self._ranks.stop(order)
-            case BuildAhead() as order:
+            case m.BuildAhead() as order:
                 self._ranks.build_ahead(order)
-            case ProbeProgress(probe=probe):
+            case m.ProbeProgress(probe=probe):
                 self._ranks.probe(probe)
-            case CheckNode() as order:
+            case m.CheckNode() as order:
                 self._checker.start(order, self._settings, self._environment)
-            case ArmFault(fault=fault) if fault.action is FaultAction.KILL_NODE:
+            case m.ArmFault(fault=fault) if fault.action is FaultAction.KILL_NODE:
                 self._kill_node()
-            case ArmFault(fault=fault):
+            case m.ArmFault(fault=fault):
                 self._ranks.inject(fault)
-            case EndJob() as order:
+            case m.EndJob() as order:
                 self._exit_code = order.exit_code if self._options.endpoints else self._exit_code
                 self._begin_end(f"the job has ended: {order.reason}")
             case other:
                 _log.warning("an agent cannot carry out a %s", type(other).__name__)
 
-    def _foreign(self, envelope: Envelope, data: bytes) -> None:
+    def _foreign(self, envelope: m.Envelope, data: bytes) -> None:
         self._relay.deliver(envelope, data)
 
     def _welcome(self, job: JobSpec) -> None:
@@ -235,8 +220,8 @@ class Agent:
         self._link.post(self._joined())
         self._ranks.introduce()
 
-    def _joined(self) -> NodeJoined:
-        return NodeJoined(
+    def _joined(self) -> m.NodeJoined:
+        return m.NodeJoined(
             node=self._options.node,
             failure_domain=self._options.failure_domain or self._options.node,
             store=self._store.endpoint,
@@ -245,7 +230,7 @@ class Agent:
         )
 
     def _store_moved(self) -> None:
-        self._link.post(StoreMoved(node=self._options.node, store=self._store.endpoint))
+        self._link.post(m.StoreMoved(node=self._options.node, store=self._store.endpoint))
 
     def _store_failed(self, reason: str) -> None:
         _log.error("%s", reason)
@@ -304,11 +289,11 @@ class Agent:
         if self._options.endpoints:
             self._departure.ask(number.name, within_s)
             finite_s = None if math.isinf(within_s) else within_s
-            self._link.post(NodeGoing(self._options.node, f"its agent received {number.name}", finite_s))
+            self._link.post(m.NodeGoing(self._options.node, f"its agent received {number.name}", finite_s))
 
     def _say_lost(self, reason: str) -> None:
         """Say so before the ranks end: their ends would be answered by starting them here again."""
-        self._link.post(NodeLost(self._options.node, reason, time.time()))
+        self._link.post(m.NodeLost(self._options.node, reason, time.time()))
 
     def _begin_end(self, reason: str) -> None:
         if self._ending is None:

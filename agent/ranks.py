@@ -19,34 +19,14 @@ from pathlib import Path
 import msgspec
 
 from ..platforms.processes import WatchedProcess, open_log
+from ..protocol import messages as m
+from ..protocol import types as t
 from ..protocol.blackbox import BlackBox
 from ..protocol.bounds import fits
 from ..protocol.compat import within
 from ..protocol.errors import AgentError
 from ..protocol.exits import is_left_to_launcher
-from ..protocol.messages import (
-    BuildAhead,
-    FaultReported,
-    Message,
-    ProcessExited,
-    ProcessStarted,
-    ProgressReported,
-    StartProcess,
-    StopProcess,
-)
 from ..protocol.rank_logs import last_words, output_log
-from ..protocol.types import (
-    Activity,
-    ArmedFault,
-    FaultAction,
-    FaultKind,
-    FaultReport,
-    JobSpec,
-    RankProgress,
-    RunningProcess,
-    node_address,
-    rank_address,
-)
 from . import channel
 from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
@@ -69,7 +49,7 @@ class RankProcess:
 
     __slots__ = ("early", "expected", "log", "program", "running", "slot", "watched")
 
-    def __init__(self, slot: "RankSlot", running: RunningProcess, log: Path, *, early: bool) -> None:
+    def __init__(self, slot: "RankSlot", running: t.RunningProcess, log: Path, *, early: bool) -> None:
         """`log`: what it prints."""
         self.slot = slot
         self.log = log
@@ -79,7 +59,7 @@ class RankProcess:
         self.expected = False  # its exit is: it has been ordered to end
         self.early = early  # it gets ready while another process holds the rank, and has not been announced
 
-    def clock(self) -> RankProgress | None:
+    def clock(self) -> t.RankProgress | None:
         """Read the step clock. Returns None for a reading of another process, or one that its process has damaged."""
         reading = self.slot.box.read_progress(time.monotonic())
         if reading is None or reading.incarnation != self.running.incarnation:
@@ -94,7 +74,7 @@ class RankProcess:
             incarnation=self.running.incarnation,
             generation=self.running.generation,
             step=0,
-            activity=Activity.STARTING,
+            activity=t.Activity.STARTING,
             collectives=0,
             activity_began_s=now,
             step_began_s=now,
@@ -136,29 +116,29 @@ class RankSlot:
 class RankHost:
     """The ranks of one node. `post` sends a report to the controller."""
 
-    def __init__(self, node: str, agent_socket: str, pool: WarmPool, *, post: Callable[[Message], None]) -> None:
+    def __init__(self, node: str, agent_socket: str, pool: WarmPool, *, post: Callable[[m.Message], None]) -> None:
         self._node = node
         self._agent_socket = agent_socket
         self._pool = pool
         self._preparations = Preparations(node, agent_socket, pool, post=post)
         self._post = post
-        self._job: asyncio.Future[JobSpec] = asyncio.get_running_loop().create_future()
+        self._job: asyncio.Future[t.JobSpec] = asyncio.get_running_loop().create_future()
         self._slots: dict[int, RankSlot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
         self._counter = KillCounter()
         self._memory_kills = MemoryKills()
 
-    def welcome(self, job: JobSpec) -> None:
+    def welcome(self, job: t.JobSpec) -> None:
         """Take over the job's description. A second one is ignored."""
         if not self._job.done():
             self._job.set_result(job)
 
-    def start(self, order: StartProcess) -> None:
+    def start(self, order: m.StartProcess) -> None:
         """Start a rank's process in place of the present one. Answers with ProcessStarted or a fault."""
         self._spawn_task(self._start(order))
 
-    def stop(self, order: StopProcess) -> None:
+    def stop(self, order: m.StopProcess) -> None:
         """End a rank's process; ProcessExited follows."""
         slot = self._slots.get(order.rank)
         if slot is not None:
@@ -167,7 +147,7 @@ class RankHost:
             if slot.process is not None and slot.process.running.incarnation <= order.incarnation:
                 slot.process.end(order.grace_s)
 
-    def inject(self, fault: ArmedFault) -> None:
+    def inject(self, fault: t.ArmedFault) -> None:
         """Kill (SIGKILL) or stop (SIGSTOP) a rank's process to inject a fault; its exit is not marked as expected."""
         slot = self._slots.get(fault.rank)
         process = slot.process if slot is not None else None
@@ -180,28 +160,28 @@ class RankHost:
                 fault.rank,
                 fault.incarnation,
             )
-        elif fault.action in {FaultAction.KILL, FaultAction.STOP}:
-            number = signal.SIGKILL if fault.action is FaultAction.KILL else signal.SIGSTOP
+        elif fault.action in {t.FaultAction.KILL, t.FaultAction.STOP}:
+            number = signal.SIGKILL if fault.action is t.FaultAction.KILL else signal.SIGSTOP
             process.watched.signal(number)
         else:
             _log.warning("an agent cannot inject %s into a rank", fault.action)
 
-    def running(self) -> tuple[RunningProcess, ...]:
+    def running(self) -> tuple[t.RunningProcess, ...]:
         """Return the processes that run now."""
         return tuple(process.running for process in self._processes())
 
     def probe(self, number: int) -> None:
         """Report the step clocks as they are now."""
-        self._post(ProgressReported(node=self._node, probe=number, at_s=time.time(), ranks=self.progress()))
+        self._post(m.ProgressReported(node=self._node, probe=number, at_s=time.time(), ranks=self.progress()))
 
-    def progress(self) -> tuple[RankProgress, ...]:
+    def progress(self) -> tuple[t.RankProgress, ...]:
         """Read the step clocks of the ranks that have a process."""
         clocks = ((process.running.pid, process.clock()) for process in self._processes())
         return tuple(
             msgspec.structs.replace(clock, suspended=is_stopped(pid)) for pid, clock in clocks if clock is not None
         )
 
-    def logs(self) -> tuple[tuple[RunningProcess, Path], ...]:
+    def logs(self) -> tuple[tuple[t.RunningProcess, Path], ...]:
         """Return the processes that run now, each with the file that has what it prints."""
         return tuple((process.running, process.log) for process in self._processes())
 
@@ -209,16 +189,16 @@ class RankHost:
         """Read whether the kernel's OOM killer has acted, on this node or, without cgroups, on this machine."""
         self._memory_kills.observe(self._counter.read(), time.monotonic())
 
-    def waiting(self, readings: Iterable[RankProgress]) -> tuple[RunningProcess, ...]:
+    def waiting(self, readings: Iterable[t.RankProgress]) -> tuple[t.RunningProcess, ...]:
         """Return, once each, the early processes that have reached their train function by these step clocks."""
-        reached = {clock.rank: clock.incarnation for clock in readings if clock.activity is Activity.RECOVERING}
+        reached = {clock.rank: clock.incarnation for clock in readings if clock.activity is t.Activity.RECOVERING}
         early = [process for process in self._processes() if process.early]
         ready = [process for process in early if reached.get(process.running.rank) == process.running.incarnation]
         for process in ready:
             process.early = False
         return tuple(process.running for process in ready)
 
-    def build_ahead(self, order: BuildAhead) -> None:
+    def build_ahead(self, order: m.BuildAhead) -> None:
         """Have processes built for ranks of other nodes."""
         self._preparations.take_order(order, self._here())
 
@@ -226,7 +206,7 @@ class RankHost:
         """Say again what is prepared here."""
         self._preparations.introduce()
 
-    def prepare(self, readings: Iterable[RankProgress]) -> None:
+    def prepare(self, readings: Iterable[t.RankProgress]) -> None:
         """Have the next process of each rank built, by these step clocks, once the rank has a usual step."""
         if not self._job.done() or self._ending:
             return
@@ -238,7 +218,7 @@ class RankHost:
     def oldest_session(self, address: str) -> int | None:
         """Return the oldest session that may send as `address`. None: this node does not have such a rank."""
         for rank, slot in self._slots.items():
-            if rank_address(rank) == address:
+            if t.rank_address(rank) == address:
                 return slot.oldest_session
         return None
 
@@ -267,7 +247,7 @@ class RankHost:
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
-    async def _start(self, order: StartProcess) -> None:
+    async def _start(self, order: m.StartProcess) -> None:
         try:
             job = await within(WELCOME_S, asyncio.shield(self._job))
             slot = self._slots.get(order.rank)
@@ -285,7 +265,7 @@ class RankHost:
             _log.error("cannot start rank %d: %s", order.rank, reason)
             self._report_failed_start(order, reason)
 
-    async def _replace(self, slot: RankSlot, job: JobSpec, order: StartProcess) -> None:
+    async def _replace(self, slot: RankSlot, job: t.JobSpec, order: m.StartProcess) -> None:
         began_s = time.monotonic()
         if slot.process is not None:
             slot.process.end(0.0)
@@ -312,11 +292,11 @@ class RankHost:
                 return
 
     def _assign(
-        self, slot: RankSlot, order: StartProcess, assignment: channel.RunProgram, idle: IdleProcess, log: Path
+        self, slot: RankSlot, order: m.StartProcess, assignment: channel.RunProgram, idle: IdleProcess, log: Path
     ) -> None:
         """Make an idle process the rank's. Raises AgentError when it has exited."""
         slot.oldest_session = order.incarnation
-        running = RunningProcess(order.rank, idle.process.pid, order.incarnation, order.generation)
+        running = t.RunningProcess(order.rank, idle.process.pid, order.incarnation, order.generation)
         process = RankProcess(slot, running, log, early=order.early)
         process.reset_clock()
         output = open_log(log)
@@ -328,7 +308,7 @@ class RankHost:
             os.close(output)
         process.program = assignment
         slot.process = process
-        self._post(ProcessStarted(node=self._node, process=running, warm=idle.warm))
+        self._post(m.ProcessStarted(node=self._node, process=running, warm=idle.warm))
 
     def _exited(self, process: RankProcess, status: int) -> None:
         at_s = time.time()
@@ -337,7 +317,7 @@ class RankHost:
         self.watch_memory()
         killed = status == -signal.SIGKILL and not process.expected
         self._post(
-            ProcessExited(
+            m.ProcessExited(
                 node=self._node,
                 process=process.running,
                 status=status,
@@ -355,17 +335,17 @@ class RankHost:
     def _processes(self) -> Iterable[RankProcess]:
         return (slot.process for slot in tuple(self._slots.values()) if slot.process is not None)
 
-    def _report_failed_start(self, order: StartProcess, reason: str) -> None:
-        report = FaultReport.of_rank(
-            FaultKind.START_FAILED,
+    def _report_failed_start(self, order: m.StartProcess, reason: str) -> None:
+        report = t.FaultReport.of_rank(
+            t.FaultKind.START_FAILED,
             reason,
             order,
             node=self._node,
             generation=order.generation,
-            seen_by=node_address(self._node),
+            seen_by=t.node_address(self._node),
             at_s=time.time(),
         )
-        self._post(FaultReported(report))
+        self._post(m.FaultReported(report))
 
     def _spawn_task(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         if self._ending:

@@ -40,17 +40,8 @@ import msgspec
 from ..adapters.mindio.package import mindspore_numbers, path_with_package, put_on_path
 from ..communicators.libraries import HAS_TORCH
 from ..processor import built_ahead
+from ..protocol import environment as names
 from ..protocol.blackbox import BlackBox
-from ..protocol.environment import (
-    BLACK_BOX_FD,
-    GENERATION,
-    INCARNATION,
-    JOB,
-    JOB_DIRECTORY,
-    MINDIO,
-    SETTINGS,
-    STORE_SECRET,
-)
 from ..protocol.exits import heard
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
@@ -121,7 +112,7 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
     _take_over(assignment.environment, black_box=black_box, log=log)
     reopen_output()
     time.tzset()
-    mindio = assignment.environment.get(MINDIO) == "1"
+    mindio = assignment.environment.get(names.MINDIO) == "1"
     if mindio:
         os.environ.update(mindspore_numbers(assignment.environment))
     program, directory = assignment.command[0], assignment.working_directory
@@ -139,16 +130,16 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
     environment = assignment.environment
     if mindio:
         put_on_path(_folder_of(assignment))
-        separate_worlds(environment[JOB], int(environment[RESTARTS]))
+        separate_worlds(environment[names.JOB], int(environment[RESTARTS]))
     else:
-        separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
+        separate_generations(int(environment.get(names.GENERATION, 0)), environment.get(names.STORE_SECRET, ""))
     end_process(_run_python(assignment))
 
 
 def hold_rank(environment: Mapping[str, str], *, black_box: int, log: int) -> None:
     """Become the process of a rank. In one that was built ahead, at its train function."""
     _take_over(environment, black_box=black_box, log=log)
-    separate_generations(int(environment.get(GENERATION, 0)), environment.get(STORE_SECRET, ""))
+    separate_generations(int(environment.get(names.GENERATION, 0)), environment.get(names.STORE_SECRET, ""))
     _dump_crashes(environment)
 
 
@@ -160,7 +151,7 @@ def _take_over(environment: Mapping[str, str], *, black_box: int, log: int) -> N
     os.close(log)
     os.environ.clear()
     os.environ.update(environment)
-    os.environ[BLACK_BOX_FD] = str(black_box)
+    os.environ[names.BLACK_BOX_FD] = str(black_box)
 
 
 def _run_python(assignment: channel.RunProgram) -> int:
@@ -200,7 +191,9 @@ def _crash_log(environment: Mapping[str, str]) -> int:
     It is not the rank's output, which operators read: the incident describes a crash to them in one line.
     """
     try:
-        path = debug_log(environment[JOB_DIRECTORY], int(environment["RANK"]), int(environment[INCARNATION]))
+        path = debug_log(
+            environment[names.JOB_DIRECTORY], int(environment["RANK"]), int(environment[names.INCARNATION])
+        )
         make_private_directory(path.parent)
         return open_for_appending(path)
     except OSError:
@@ -247,7 +240,7 @@ def build_program(request: channel.RunProgram, end: socket.socket, log: int) -> 
 
     A program that ends before that ends this process, as in any other one. `log` is for what it prints until then.
     """
-    settings = msgspec.json.decode(request.environment[SETTINGS], type=JobSettings)
+    settings = msgspec.json.decode(request.environment[names.SETTINGS], type=JobSettings)
     unread = BlackBox.create(int(request.environment["RANK"]), settings.black_box_bytes)
     black_box = os.dup(unread.fd)  # the program attaches it, and then it is the program's to close
     unread.close()

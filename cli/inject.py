@@ -8,24 +8,15 @@ import click
 from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, ReportFaultRequest, Request
 from ..launch.reached_job import reached
 from ..policies.fault_codes import LevelName, level_named
-from ..protocol.types import (
-    ArmedFault,
-    Assertion,
-    FaultAction,
-    FaultKind,
-    FaultLevel,
-    FaultReport,
-    InjectionPoint,
-    detector_address,
-)
+from ..protocol import types as t
 from .display.plain import echo
 from .frame import Command, operator_options, ranks_on, tell
 from .numbers import DEVICE, PROBABILITY, RANK, STEP
 
-FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in FaultAction)
-INJECTION_POINTS = tuple(point.value for point in InjectionPoint)
+FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in t.FaultAction)
+INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
 ASK_S = 10.0
-INJECTOR = detector_address("inject")
+INJECTOR = t.detector_address("inject")
 WHICH = "name where the fault is to be caused: either --rank R or --node NAME (see `midstep status`)."
 
 
@@ -152,7 +143,7 @@ def build(
     """Return what to ask the controller for. Raises UsageError where the options do not fit together."""
     if (rank is None) == (node is None):
         raise click.UsageError(WHICH)
-    what = FaultAction((action or "kill").replace("-", "_"))
+    what = t.FaultAction((action or "kill").replace("-", "_"))
     if node is not None:
         if (point, step, operation, group, rate) != (None, None, "", None, 0.0):
             raise click.UsageError(
@@ -161,15 +152,15 @@ def build(
         return KillNodeRequest(node)
     assert rank is not None
     if operation or group:
-        if point not in {None, InjectionPoint.COLLECTIVE.value}:
+        if point not in {None, t.InjectionPoint.COLLECTIVE.value}:
             raise click.UsageError(
                 f"--operation and --group choose a collective: leave --at out, or write --at collective, not {point}."
             )
-        point = InjectionPoint.COLLECTIVE.value
+        point = t.InjectionPoint.COLLECTIVE.value
     if point is None and (step is not None or rate > 0):
-        point = InjectionPoint.FORWARD.value  # the beginning of the step
-    at = None if point is None else InjectionPoint(point)
-    return InjectRequest(ArmedFault(rank, what, at, step, operation=operation, group=_members(group), rate=rate))
+        point = t.InjectionPoint.FORWARD.value  # the beginning of the step
+    at = None if point is None else t.InjectionPoint(point)
+    return InjectRequest(t.ArmedFault(rank, what, at, step, operation=operation, group=_members(group), rate=rate))
 
 
 def _members(group: str | None) -> tuple[int, ...]:
@@ -197,17 +188,17 @@ def report_of(
     levels = {name.value.lower(): name for name in LevelName}
     named = levels.get(what.lower())
     where = f"rank{rank}" if rank is not None else f"{node}/{'' if device is None else device}"
-    report = FaultReport(
-        kind=FaultKind.DEVICE if rank is not None or device is not None else FaultKind.NODE,
+    report = t.FaultReport(
+        kind=t.FaultKind.DEVICE if rank is not None or device is not None else t.FaultKind.NODE,
         at_s=time.time(),
         seen_by=INJECTOR,
         detail="injected",
         rank=rank,
         node=node,
         device=device,
-        level=FaultLevel.SOFTWARE if named is None else level_named(named),
+        level=t.FaultLevel.SOFTWARE if named is None else level_named(named),
         code=what if named is None else None,
         fault_id=f"{where}/{what.lower()}",
-        assertion=Assertion.RECOVER if recover else Assertion.ONCE if once else Assertion.OCCUR,
+        assertion=t.Assertion.RECOVER if recover else t.Assertion.ONCE if once else t.Assertion.OCCUR,
     )
     return ReportFaultRequest(report)

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..controller.endpoints.control_requests import (
-    MOST_PAUSED_S,
-    PauseFailoverRequest,
-    PromoteRequest,
-    StatusReply,
-    StatusRequest,
-    StopJobRequest,
-)
+from ..controller.endpoints import control_requests as requests
 from ..launch.reached_job import HereJob, ReachedJob, reached
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import ControllerPhase
@@ -55,7 +48,7 @@ def stop(*, job: str | None, reason: str | None, controller: str | None, token_f
         return
     target = reached(job, controller, token_file)
     by = _user() if isinstance(target, HereJob) else f"{_user()} on {socket.gethostname()}"
-    echo(tell(target, StopJobRequest(reason or f"midstep stop by {by}"), ASK_S))
+    echo(tell(target, requests.StopJobRequest(reason or f"midstep stop by {by}"), ASK_S))
 
 
 def _user() -> str:
@@ -85,7 +78,7 @@ def promote(*, name: str, job: str | None, controller: str | None, token_file: P
       midstep promote m1 --controller m0:29400,m1:29400 --token-file admin.token
     """
     target = reached(job, controller, token_file)
-    echo(tell(target, PromoteRequest(name), ASK_S))
+    echo(tell(target, requests.PromoteRequest(name), ASK_S))
     until_s = time.monotonic() + LEADS_S
     while time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -99,10 +92,10 @@ def promote(*, name: str, job: str | None, controller: str | None, token_file: P
 def _term_of(job: ReachedJob, name: str) -> int | None:
     """Return the term in which a controller leads; None while it does not, or none answers."""
     try:
-        reply = job.ask(StatusRequest(), LOOKED_S)
+        reply = job.ask(requests.StatusRequest(), LOOKED_S)
     except MidstepError:
         return None
-    known = reply.status.controllers if isinstance(reply, StatusReply) else ()
+    known = reply.status.controllers if isinstance(reply, requests.StatusReply) else ()
     return next((each.term for each in known if each.name == name and each.phase is ControllerPhase.HOT), None)
 
 
@@ -133,6 +126,6 @@ def pause_failover(*, job: str | None, for_s: int, end: bool, controller: str | 
       midstep pause-failover --for 30m
       midstep pause-failover --end
     """
-    if for_s > MOST_PAUSED_S:
-        raise click.UsageError(f"--for: at most {MOST_PAUSED_S // 3600} hours")
-    echo(tell(reached(job, controller, token_file), PauseFailoverRequest(0 if end else for_s), ASK_S))
+    if for_s > requests.MOST_PAUSED_S:
+        raise click.UsageError(f"--for: at most {requests.MOST_PAUSED_S // 3600} hours")
+    echo(tell(reached(job, controller, token_file), requests.PauseFailoverRequest(0 if end else for_s), ASK_S))

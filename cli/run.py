@@ -11,19 +11,11 @@ import msgspec
 from click.core import ParameterSource
 
 from ..agent.channel import ROLE_NAME
+from ..launch import meeting as meetings
 from ..launch.directories import checked_name
 from ..launch.job import Start, create_job, new_name, required
 from ..launch.joining import TokenWatch, prepare
 from ..launch.kubernetes import PodFlags
-from ..launch.meeting import (
-    KEYS_NAME,
-    Flags,
-    Wishes,
-    last_call_s,
-    launched,
-    meeting,
-    meets_itself,
-)
 from ..launch.rank_environment import load_schedule, named_variables, variables_of_files
 from ..launch.roles import create_group, new_group
 from ..protocol import environment as env
@@ -144,7 +136,7 @@ def command(
     """
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
-    torchrun = {name: chosen.pop(name) for name in Flags.__struct_fields__}
+    torchrun = {name: chosen.pop(name) for name in meetings.Flags.__struct_fields__}
     output = {name: chosen.pop(name) for name in OUTPUT}
     quiet = quiet or shows_nothing(output["redirects"], output["tee"])
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
@@ -155,7 +147,7 @@ def command(
     asked = asked_for(**chosen)
     start = msgspec.structs.replace(
         asked,
-        last_call_s=last_call_s(torchrun["rdzv_conf"]),
+        last_call_s=meetings.last_call_s(torchrun["rdzv_conf"]),
         fixed_nodes=fixed_nodes,
         fault_sources=fault_sources,
         job_directory=job_directory or _under(output["log_dir"], job or torchrun["rdzv_id"]),
@@ -174,16 +166,16 @@ def command(
         if token_file is not None:
             raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
         sys.exit(run_on_ray(start, quiet=quiet))
-    flags = Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
-    sys.exit(_run(start, flags, token_file, Wishes(node, failure_domain), quiet=quiet))
+    flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
+    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), quiet=quiet))
 
 
-def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *, quiet: bool) -> int:
+def _run(start: Start, flags: meetings.Flags, token_file: Path | None, wishes: meetings.Wishes, *, quiet: bool) -> int:
     """Run the job on this machine, or this machine's part of one on several; return the exit code."""
     token = read_token(token_file, os.environ)
     os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
-    alone = token is None and meets_itself(flags, start.nodes)
-    where = None if alone else meeting(flags, launched(os.environ))
+    alone = token is None and meetings.meets_itself(flags, start.nodes)
+    where = None if alone else meetings.meeting(flags, meetings.launched(os.environ))
     if where is None:
         return run_job(create_job(start), quiet=quiet)
     if token is None:
@@ -191,7 +183,7 @@ def _run(start: Start, flags: Flags, token_file: Path | None, wishes: Wishes, *,
         token = None if token_file is None else read_token(token_file, {})
     secret = joinable(required(token))
     machine = prepare(where, secret, start, wishes)
-    keys = machine.held.path / KEYS_NAME
+    keys = machine.held.path / meetings.KEYS_NAME
     with TokenWatch(None if machine.job is None else token_file, secret, keys, machine.name):
         return join_job(machine, quiet=quiet)
 

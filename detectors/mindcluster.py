@@ -18,20 +18,7 @@ import msgspec
 
 from ..protocol.errors import DocumentError
 from ..protocol.types import Assertion, FaultKind, FaultLevel
-from .reading import (
-    MAX_DEVICE,
-    MAX_ID,
-    MAX_NAME,
-    MAX_TEXT,
-    Reading,
-    bounded,
-    converted,
-    decoded,
-    level_of,
-    node_name,
-    seconds,
-    shown,
-)
+from . import reading as readings
 
 PREFIX = "cluster-info-"
 RESET = "reset.json"
@@ -120,14 +107,14 @@ class SwitchInfoCfg(msgspec.Struct, frozen=True):
     FaultTimeAndLevelMap: dict[str, TimeAndLevel] | None = None
 
 
-def device_readings(text: str, node: str) -> tuple[Reading, ...]:
+def device_readings(text: str, node: str) -> tuple[readings.Reading, ...]:
     """Return the faults in the value of DeviceInfoCfg of `node`. Raises DocumentError."""
-    info = decoded(DEVICES, text, DeviceInfoCfg).DeviceInfo
+    info = readings.decoded(DEVICES, text, DeviceInfoCfg).DeviceInfo
     listed = info.DeviceList or {}
     for name in listed:
-        if len(name) > MAX_NAME:
-            raise DocumentError(DEVICES, f"{shown(name)} is longer than a key can be")
-    explained = bounded(DEVICES, _explained(listed, node, seconds(info.UpdateTime)))
+        if len(name) > readings.MAX_NAME:
+            raise DocumentError(DEVICES, f"{readings.shown(name)} is longer than a key can be")
+    explained = readings.bounded(DEVICES, _explained(listed, node, readings.seconds(info.UpdateTime)))
     devices = {reading.device for reading in explained}
     others = (
         _unexplained(node, device)
@@ -136,15 +123,15 @@ def device_readings(text: str, node: str) -> tuple[Reading, ...]:
         for device in _devices(f"{DEVICES}.DeviceInfo.DeviceList.{name}", value)
         if device not in devices
     )
-    return bounded(DEVICES, chain(explained, others))
+    return readings.bounded(DEVICES, chain(explained, others))
 
 
-def separated_readings(text: str, node: str) -> tuple[Reading, ...]:
+def separated_readings(text: str, node: str) -> tuple[readings.Reading, ...]:
     """Return the devices that ManuallySeparateNPU of `node` lists. Raises DocumentError."""
-    return bounded(
+    return readings.bounded(
         SEPARATED,
         (
-            Reading(
+            readings.Reading(
                 kind=FaultKind.DEVICE,
                 fault_id=f"{node}/{device}/{SEPARATED}",
                 node=node,
@@ -157,72 +144,76 @@ def separated_readings(text: str, node: str) -> tuple[Reading, ...]:
     )
 
 
-def switch_readings(text: str, node: str) -> tuple[Reading, ...]:
+def switch_readings(text: str, node: str) -> tuple[readings.Reading, ...]:
     """Return the faults of the switches of `node`, from SwitchInfoCfg. Raises DocumentError."""
-    return bounded(SWITCHES, _of_switches(decoded(SWITCHES, text, SwitchInfoCfg), node))
+    return readings.bounded(SWITCHES, _of_switches(readings.decoded(SWITCHES, text, SwitchInfoCfg), node))
 
 
-def _of_switches(info: SwitchInfoCfg, node: str) -> Iterator[Reading]:
+def _of_switches(info: SwitchInfoCfg, node: str) -> Iterator[readings.Reading]:
     levels = info.FaultTimeAndLevelMap or {}
     for index, entry in enumerate(info.FaultCode or ()):
         key = f"{SWITCHES}.FaultCode[{index}]"
         is_text = isinstance(entry, str)
-        fault = decoded(key, entry, SwitchFault) if is_text else converted(key, entry, SwitchFault)
+        fault = readings.decoded(key, entry, SwitchFault) if is_text else readings.converted(key, entry, SwitchFault)
         if fault.Assertion not in _ASSERTIONS:
             raise DocumentError(f"{key}.Assertion", f"found {fault.Assertion}; known: 0 recover, 1 occur, 2 once")
         place = f"{fault.AssembledFaultCode}_{fault.SwitchChipId}_{fault.SwitchPortId}"
         known = levels.get(place) or levels.get(fault.AssembledFaultCode) or TimeAndLevel()
-        level = level_of(f"{SWITCHES}.FaultTimeAndLevelMap.{place[:MAX_NAME]}", known.fault_level)
-        yield Reading(
+        level = readings.level_of(f"{SWITCHES}.FaultTimeAndLevelMap.{place[: readings.MAX_NAME]}", known.fault_level)
+        yield readings.Reading(
             kind=FaultKind.SWITCH,
             fault_id=f"{node}/switch/{place}",
             node=node,
             code=fault.AssembledFaultCode,
-            level=level or level_of(f"{SWITCHES}.FaultLevel", info.FaultLevel),
+            level=level or readings.level_of(f"{SWITCHES}.FaultLevel", info.FaultLevel),
             assertion=_ASSERTIONS[fault.Assertion],
-            at_s=seconds(fault.AlarmRaisedTime) or seconds(known.fault_time),
+            at_s=readings.seconds(fault.AlarmRaisedTime) or readings.seconds(known.fault_time),
             detail=f"switch chip {fault.SwitchChipId}, port {fault.SwitchPortId}",
         )
 
 
-def _explained(listed: dict[str, str], node: str, updated_s: float) -> Iterator[Reading]:
+def _explained(listed: dict[str, str], node: str, updated_s: float) -> Iterator[readings.Reading]:
     """Yield the faults that have an entry."""
     for name, value in listed.items():
         if name.endswith(_FAULTS):
             key = f"{DEVICES}.DeviceInfo.DeviceList.{name}"
-            for index, fault in enumerate(decoded(key, value or "[]", list[DeviceFault])):
+            for index, fault in enumerate(readings.decoded(key, value or "[]", list[DeviceFault])):
                 yield from _of_entry(f"{key}[{index}]", fault, node, updated_s)
 
 
-def _of_entry(key: str, fault: DeviceFault, node: str, updated_s: float) -> Iterator[Reading]:
+def _of_entry(key: str, fault: DeviceFault, node: str, updated_s: float) -> Iterator[readings.Reading]:
     """Yield a reading for each code of an entry; one for an entry without codes."""
     if fault.fault_type not in _KINDS:
-        raise DocumentError(f"{key}.fault_type", f"found {shown(fault.fault_type)}; known: {', '.join(_KINDS)}")
+        raise DocumentError(
+            f"{key}.fault_type", f"found {readings.shown(fault.fault_type)}; known: {', '.join(_KINDS)}"
+        )
     device = _device(f"{key}.npu_name", fault.npu_name) if fault.npu_name.strip() else None
     codes = [code.strip() for code in fault.fault_code.split(",") if code.strip()]
     codes = codes or list(fault.fault_time_and_level_map)
     worst = fault.fault_handling or fault.fault_level or fault.large_model_fault_level
     for code in codes or [""]:
         known = fault.fault_time_and_level_map.get(code, TimeAndLevel())
-        level = level_of(f"{key}.fault_time_and_level_map.{code[:MAX_NAME]}.fault_level", known.fault_level)
-        level = level or level_of(f"{key}.fault_level", worst)
+        level = readings.level_of(
+            f"{key}.fault_time_and_level_map.{code[: readings.MAX_NAME]}.fault_level", known.fault_level
+        )
+        level = level or readings.level_of(f"{key}.fault_level", worst)
         if not code and level is None:
             raise DocumentError(key, "neither a fault_code nor a level")
-        yield Reading(
+        yield readings.Reading(
             kind=_KINDS[fault.fault_type],
             fault_id=f"{node}/{'node' if device is None else device}/{code or fault.fault_type}",
             node=node,
             device=device,
             code=code or None,
             level=level,
-            at_s=seconds(known.fault_time) or updated_s,
+            at_s=readings.seconds(known.fault_time) or updated_s,
             detail=fault.fault_type,
         )
 
 
-def _unexplained(node: str, device: int) -> Reading:
+def _unexplained(node: str, device: int) -> readings.Reading:
     """Return the reading of a device that is listed as unhealthy without a fault: nothing new is placed on it."""
-    return Reading(
+    return readings.Reading(
         kind=FaultKind.DEVICE,
         fault_id=f"{node}/{device}/unhealthy",
         node=node,
@@ -239,8 +230,8 @@ def _devices(key: str, text: str) -> Iterator[int]:
 def _device(key: str, name: str) -> int:
     """Return the number of a device from its name: `Ascend910-3` is 3."""
     digits = name.strip().rpartition("-")[2]
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 6) or int(digits) > MAX_DEVICE:
-        raise DocumentError(key, f"{shown(name)} is not a valid name of a device, such as Ascend910-0")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 6) or int(digits) > readings.MAX_DEVICE:
+        raise DocumentError(key, f"{readings.shown(name)} is not a valid name of a device, such as Ascend910-0")
     return int(digits)
 
 
@@ -270,33 +261,33 @@ class Wrapped(msgspec.Struct, frozen=True):
     CheckCode: str = ""
 
 
-def node_readings(text: str, node: str) -> tuple[Reading, ...]:
+def node_readings(text: str, node: str) -> tuple[readings.Reading, ...]:
     """Return the faults in the value of NodeInfo of `node`. Raises DocumentError."""
-    tree: dict[str, Any] = decoded(NODE, text, dict[str, Any])
+    tree: dict[str, Any] = readings.decoded(NODE, text, dict[str, Any])
     if NODE in tree:
-        info, key = decoded(NODE, text, Wrapped).NodeInfo, f"{NODE}.{NODE}"
+        info, key = readings.decoded(NODE, text, Wrapped).NodeInfo, f"{NODE}.{NODE}"
     elif "FaultDevList" in tree or "NodeStatus" in tree:
-        info, key = decoded(NODE, text, NodeInfo), NODE
+        info, key = readings.decoded(NODE, text, NodeInfo), NODE
     else:
         raise DocumentError(NODE, "neither NodeInfo nor FaultDevList in it")
-    return bounded(NODE, _of_parts(key, info, node))
+    return readings.bounded(NODE, _of_parts(key, info, node))
 
 
-def _of_parts(key: str, info: NodeInfo, node: str) -> Iterator[Reading]:
+def _of_parts(key: str, info: NodeInfo, node: str) -> Iterator[readings.Reading]:
     """Yield a reading for each code of each part; one for a part without codes."""
     for index, part in enumerate(info.FaultDevList or ()):
-        level = level_of(f"{key}.FaultDevList[{index}].FaultLevel", part.FaultLevel)
+        level = readings.level_of(f"{key}.FaultDevList[{index}].FaultLevel", part.FaultLevel)
         codes = [part.FaultCode] if isinstance(part.FaultCode, str) else part.FaultCode
         for code in [code.strip() for code in codes if code.strip()] or [""]:
             if not code and level is None:
                 raise DocumentError(f"{key}.FaultDevList[{index}]", "neither a FaultCode nor a FaultLevel")
-            yield Reading(
+            yield readings.Reading(
                 kind=FaultKind.NODE,
                 fault_id=f"{node}/{part.DeviceType}/{part.DeviceId}/{code}",
                 node=node,
                 code=code or None,
                 level=level,
-                detail=f"{part.DeviceType} {part.DeviceId}"[:MAX_TEXT],
+                detail=f"{part.DeviceType} {part.DeviceId}"[: readings.MAX_TEXT],
             )
 
 
@@ -322,23 +313,25 @@ class ResetInfo(msgspec.Struct, frozen=True):
     UpdateTime: float = 0
 
 
-def cluster_readings(text: str, key: str, names: Mapping[str, str]) -> tuple[Reading, ...]:
+def cluster_readings(text: str, key: str, names: Mapping[str, str]) -> tuple[readings.Reading, ...]:
     """Return the faults of all nodes in the value of a cluster-info. `names`: as those of a document's own node.
 
     Raises DocumentError, with the name of the ConfigMap whose content is wrong.
     """
     if not text.strip():
         return ()
-    return bounded(key, _of_nodes(decoded(key, text, dict[str, dict[str, Any]]), key, names))
+    return readings.bounded(key, _of_nodes(readings.decoded(key, text, dict[str, dict[str, Any]]), key, names))
 
 
-def _of_nodes(content: dict[str, dict[str, Any]], key: str, names: Mapping[str, str]) -> Iterator[Reading]:
+def _of_nodes(content: dict[str, dict[str, Any]], key: str, names: Mapping[str, str]) -> Iterator[readings.Reading]:
     for name, value in content.items():
-        where = f"{key}.{name[:MAX_NAME]}"
+        where = f"{key}.{name[: readings.MAX_NAME]}"
         prefix = next((each for each in (OF_DEVICES, OF_NODES, OF_SWITCHES) if name.startswith(each)), None)
         if prefix is None:
-            raise DocumentError(where, f"{shown(name)} is no name of a node's ConfigMap, such as {OF_DEVICES}NODE")
-        node = node_name(where, name.removeprefix(prefix))
+            raise DocumentError(
+                where, f"{readings.shown(name)} is no name of a node's ConfigMap, such as {OF_DEVICES}NODE"
+            )
+        node = readings.node_name(where, name.removeprefix(prefix))
         node = names.get(node, node)
         try:
             if prefix == OF_DEVICES:
@@ -351,31 +344,31 @@ def _of_nodes(content: dict[str, dict[str, Any]], key: str, names: Mapping[str, 
             raise DocumentError(where, str(error)) from error
 
 
-def reset_readings(text: str) -> tuple[Reading, ...]:
+def reset_readings(text: str) -> tuple[readings.Reading, ...]:
     """Return the ranks at fault in the value of reset.json. Raises DocumentError."""
-    return bounded(RESET, _of_ranks(decoded(RESET, text, ResetInfo)))
+    return readings.bounded(RESET, _of_ranks(readings.decoded(RESET, text, ResetInfo)))
 
 
-def _of_ranks(info: ResetInfo) -> Iterator[Reading]:
+def _of_ranks(info: ResetInfo) -> Iterator[readings.Reading]:
     for index, entry in enumerate(info.RankList or ()):
         key = f"{RESET}.RankList[{index}]"
         if entry.RankId < 0:
             raise DocumentError(f"{key}.RankId", f"found {entry.RankId}; known: a rank of the job")
         if entry.Status not in _STATES:
-            raise DocumentError(f"{key}.Status", f"found {shown(entry.Status)}; known: {', '.join(_STATES)}")
+            raise DocumentError(f"{key}.Status", f"found {readings.shown(entry.Status)}; known: {', '.join(_STATES)}")
         if entry.Policy not in _LEVELS:
-            raise DocumentError(f"{key}.Policy", f"found {shown(entry.Policy)}; known: {', '.join(_LEVELS)}")
+            raise DocumentError(f"{key}.Policy", f"found {readings.shown(entry.Policy)}; known: {', '.join(_LEVELS)}")
         codes = [code.strip().upper() for code in entry.ErrorCodeHex.split(",") if code.strip()]
         for code in codes or [""]:
-            yield Reading(
+            yield readings.Reading(
                 kind=FaultKind.DEVICE,
-                fault_id=f"rank {entry.RankId}/{code or 'reset'}"[:MAX_ID],
+                fault_id=f"rank {entry.RankId}/{code or 'reset'}"[: readings.MAX_ID],
                 node="",
                 rank=entry.RankId,
                 code=code or None,
                 level=_LEVELS[entry.Policy],
                 assertion=_STATES[entry.Status],
-                at_s=seconds(info.UpdateTime),
+                at_s=readings.seconds(info.UpdateTime),
                 detail=f"ClusterD: {entry.Status}, {entry.Policy}",
             )
 

@@ -10,35 +10,8 @@ from collections.abc import Callable, Iterable
 from ..controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
 from ..controller.recovery.machine import RecoveryMachine
 from ..controller.recovery.world import Holder, NodeState, RankState
-from ..protocol.messages import (
-    CheckpointSaved,
-    CreateNode,
-    DeleteNode,
-    NodeJoined,
-    NodeRefused,
-    ProbeProgress,
-    ProcessStarted,
-    ProgressReported,
-    Quiesce,
-    RankJoined,
-    RankQuiesced,
-    RankReady,
-    Rejoin,
-    Resume,
-    SaveCheckpoint,
-    StartProcess,
-    StepCommitted,
-)
-from ..protocol.types import (
-    Activity,
-    LocalStateCopy,
-    RankProgress,
-    RestoreSource,
-    RunningProcess,
-    ShardHold,
-    StepReport,
-    StoreEndpoint,
-)
+from ..protocol import messages as m
+from ..protocol import types as t
 from .fault_trace import Model
 
 SHARD_BYTES = 2_000_000_000
@@ -94,9 +67,9 @@ class Fleet:
             if actions:
                 self._answer(actions)
 
-    def join(self, name: str) -> NodeJoined:
+    def join(self, name: str) -> m.NodeJoined:
         """Return what the agent of a new node says."""
-        return NodeJoined(name, name, StoreEndpoint(name, 1))
+        return m.NodeJoined(name, name, t.StoreEndpoint(name, 1))
 
     # --- answers ------------------------------------------------------------------------------------------------
 
@@ -113,35 +86,35 @@ class Fleet:
             if answer is not None:
                 answer(self, [send.body for send in sends])
 
-    def _start(self, orders: list[StartProcess]) -> None:
+    def _start(self, orders: list[m.StartProcess]) -> None:
         def joined() -> Iterable[Event]:
             for order in orders:
                 holder = self._holds(order.rank, order.incarnation, RankState.STARTING)
                 if holder is not None:
-                    process = RunningProcess(order.rank, self._pid(order), order.incarnation, order.generation)
-                    yield ProcessStarted(holder.node, process, warm=True)
+                    process = t.RunningProcess(order.rank, self._pid(order), order.incarnation, order.generation)
+                    yield m.ProcessStarted(holder.node, process, warm=True)
                     report = self._report(order.rank, clean=order.connected, step=0)
                     numbers = (order.rank, order.generation, order.incarnation, self._pid(order))
-                    yield RankJoined(*numbers, report, self.model.start_s)
+                    yield m.RankJoined(*numbers, report, self.model.start_s)
 
         self.after(self.model.start_s, joined)
 
-    def _pid(self, order: StartProcess) -> int:
+    def _pid(self, order: m.StartProcess) -> int:
         return order.rank + order.incarnation * self.machine.state.job.world_size
 
-    def _quiesce(self, orders: list[Quiesce]) -> None:
+    def _quiesce(self, orders: list[m.Quiesce]) -> None:
         def quiesced() -> Iterable[Event]:
             peers = self._copies()
             for order in orders:
                 holder = self.machine.state.world.holder(order.rank)
                 if holder is not None and holder.state is RankState.QUIESCING and not self._hangs(order.rank):
                     report = self._report(order.rank, clean=True, step=self.step, peer=peers.get(order.rank))
-                    yield RankQuiesced(order.rank, order.generation, holder.incarnation, report, {})
+                    yield m.RankQuiesced(order.rank, order.generation, holder.incarnation, report, {})
 
         self.after(self.model.stop_s, quiesced)
 
-    def _rejoin(self, orders: list[Rejoin]) -> None:
-        from_disk = orders[0].part.restore is RestoreSource.CHECKPOINT
+    def _rejoin(self, orders: list[m.Rejoin]) -> None:
+        from_disk = orders[0].part.restore is t.RestoreSource.CHECKPOINT
         target = orders[0].part.target_step
         generation = orders[0].generation
         ranks = [order.rank for order in orders if not self._hangs(order.rank)]
@@ -152,11 +125,11 @@ class Fleet:
             self.step = target
             holders = self.machine.state.world.holders
             for rank in ranks:
-                yield RankReady(rank, generation, holders[rank].incarnation, target, {})
+                yield m.RankReady(rank, generation, holders[rank].incarnation, target, {})
 
         self.after(self.model.load_s if from_disk else self.model.rejoin_s, ready)
 
-    def _resume(self, orders: list[Resume]) -> None:
+    def _resume(self, orders: list[m.Resume]) -> None:
         generation, step = orders[0].generation, orders[0].step + 1
 
         def committed() -> Iterable[Event]:
@@ -166,48 +139,48 @@ class Fleet:
             holders = self.machine.state.world.holders
             for order in orders:
                 incarnation = holders[order.rank].incarnation
-                yield StepCommitted(order.rank, generation, incarnation, step, self.now, self.model.step_s)
+                yield m.StepCommitted(order.rank, generation, incarnation, step, self.now, self.model.step_s)
 
         self.after(self.model.step_s, committed)
 
-    def _save(self, orders: list[SaveCheckpoint]) -> None:
+    def _save(self, orders: list[m.SaveCheckpoint]) -> None:
         def saved() -> Iterable[Event]:
             for order in orders:
                 if order.publish:
                     self.checkpoint = max(self.checkpoint, order.step)
-                yield CheckpointSaved(order.rank, order.generation, order.step, "checkpoints")
+                yield m.CheckpointSaved(order.rank, order.generation, order.step, "checkpoints")
 
         self.after(self.model.checkpoint_s, saved)
 
-    def _probe(self, orders: list[ProbeProgress]) -> None:
+    def _probe(self, orders: list[m.ProbeProgress]) -> None:
         def read() -> Iterable[Event]:
             world, generation = self.machine.state.world, self.machine.generation
-            on: dict[str, list[RankProgress]] = {name: [] for name in world.group_nodes()}
+            on: dict[str, list[t.RankProgress]] = {name: [] for name in world.group_nodes()}
             for holder in world.holders:
                 hangs = self._hangs(holder.rank)
-                activity = Activity.COMPUTING if hangs else Activity.COLLECTIVE
+                activity = t.Activity.COMPUTING if hangs else t.Activity.COLLECTIVE
                 age_s = 4 * self.model.step_s + 60.0
-                clock = RankProgress(
+                clock = t.RankProgress(
                     holder.rank, holder.incarnation, generation, self.step, activity,
                     1 if hangs else 2, age_s, age_s, self.model.step_s,
                 )  # fmt: skip
                 on[holder.node].append(clock)
             for name, clocks in on.items():
                 if name not in self.gone:
-                    yield ProgressReported(name, orders[0].probe, self.now, tuple(clocks))
+                    yield m.ProgressReported(name, orders[0].probe, self.now, tuple(clocks))
 
         self.after(0.05, read)
 
-    def _create(self, orders: list[CreateNode]) -> None:
+    def _create(self, orders: list[m.CreateNode]) -> None:
         for order in orders:
             if self._nodes_to_come > 0:
                 self._nodes_to_come -= 1
                 self.after(self.model.node_start_s, lambda name=order.node: (self.join(name),))  # type: ignore[misc]
             else:
-                refused = NodeRefused(order.node, "no more machines")
+                refused = m.NodeRefused(order.node, "no more machines")
                 self.after(1.0, lambda refused=refused: (refused,))  # type: ignore[misc]
 
-    def _delete(self, orders: list[DeleteNode]) -> None:
+    def _delete(self, orders: list[m.DeleteNode]) -> None:
         self._nodes_to_come += sum(order.node not in self.gone for order in orders)
 
     # --- state --------------------------------------------------------------------------------------------------
@@ -225,13 +198,13 @@ class Fleet:
         holder = self.machine.state.world.holder(rank)
         return holder is not None and self.hung.get(rank) == holder.incarnation
 
-    def _report(self, rank: int, *, clean: bool, step: int, peer: int | None = None) -> StepReport:
+    def _report(self, rank: int, *, clean: bool, step: int, peer: int | None = None) -> t.StepReport:
         shard = f"shard{rank % max(1, self.size // self.model.replicas)}"
-        copies = [LocalStateCopy(rank, self.step if not clean else step)]
+        copies = [t.LocalStateCopy(rank, self.step if not clean else step)]
         if peer is not None:
-            copies.append(LocalStateCopy(peer, self.step))
-        return StepReport(
-            committed=step, ready=False, clean=clean, holds=(ShardHold(shard, SHARD_BYTES),) if clean else (),
+            copies.append(t.LocalStateCopy(peer, self.step))
+        return t.StepReport(
+            committed=step, ready=False, clean=clean, holds=(t.ShardHold(shard, SHARD_BYTES),) if clean else (),
             needs=(shard,), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
         )  # fmt: skip
 
@@ -242,12 +215,12 @@ class Fleet:
 
 
 _ANSWERS: dict[type, Callable[[Fleet, list], None]] = {  # type: ignore[type-arg]
-    StartProcess: Fleet._start,
-    Quiesce: Fleet._quiesce,
-    Rejoin: Fleet._rejoin,
-    Resume: Fleet._resume,
-    SaveCheckpoint: Fleet._save,
-    ProbeProgress: Fleet._probe,
-    CreateNode: Fleet._create,
-    DeleteNode: Fleet._delete,
+    m.StartProcess: Fleet._start,
+    m.Quiesce: Fleet._quiesce,
+    m.Rejoin: Fleet._rejoin,
+    m.Resume: Fleet._resume,
+    m.SaveCheckpoint: Fleet._save,
+    m.ProbeProgress: Fleet._probe,
+    m.CreateNode: Fleet._create,
+    m.DeleteNode: Fleet._delete,
 }

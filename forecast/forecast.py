@@ -16,24 +16,15 @@ from ..controller.recovery.state import Phase
 from ..controller.recovery.world import NodeState
 from ..policies.fault_codes import TREATMENTS, Treatment
 from ..policies.schema import Policy
+from ..protocol import types as t
 from ..protocol.incidents import Outcome
 from ..protocol.messages import FaultReported, NodeJoined, NodeLost, ProcessExited, StartProcess
-from ..protocol.types import (
-    FaultKind,
-    FaultReport,
-    JobSettings,
-    JobSpec,
-    Rung,
-    RunningProcess,
-    node_address,
-    rank_address,
-)
 from .fault_trace import FaultTrace, Kind, TimedFault, faults_of
 from .fleet import Fleet
 from .outlook import JobStop, Loss, Outlook, Took
 
 HOUR_S = 3600.0
-KEEPING = frozenset({Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER})
+KEEPING = frozenset({t.Rung.RETRY_STEP, t.Rung.RECOVER_IN_PLACE, t.Rung.RECOVER})
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -91,11 +82,11 @@ class Forecast:
 
     def _begin(self, at_s: float, checkpoint: int) -> None:
         cluster = self._cluster
-        job = JobSpec(
+        job = t.JobSpec(
             job="forecast", command=("train.py",), is_module=False, no_python=False, environment={},
             working_directory="/", job_directory="/", world_size=cluster.ranks,
             ranks_per_node=cluster.ranks_per_node, nodes=cluster.nodes, spare_nodes=cluster.spares,
-            max_restarts=0, settings=JobSettings(),
+            max_restarts=0, settings=t.JobSettings(),
         )  # fmt: skip
         self._machine = RecoveryMachine(self._policy, job, can_create_nodes=cluster.more_nodes > 0)
         whole = self._machines.whole(at_s)
@@ -174,34 +165,34 @@ class Forecast:
             self._train()
         incarnation, node, generation = holder.incarnation, holder.node, self._machine.generation
 
-        def report(kind: FaultKind, detail: str) -> FaultReported:
-            seen_by = rank_address(rank) if kind is FaultKind.EXCEPTION else node_address(node)
-            level = fault.level if kind is FaultKind.DEVICE and fault.level else FaultReport(kind, 0, "", "").level
+        def report(kind: t.FaultKind, detail: str) -> FaultReported:
+            seen_by = t.rank_address(rank) if kind is t.FaultKind.EXCEPTION else t.node_address(node)
+            level = fault.level if kind is t.FaultKind.DEVICE and fault.level else t.FaultReport(kind, 0, "", "").level
             return FaultReported(
-                FaultReport(kind, now, seen_by, detail, rank, node, generation, incarnation, level=level)
+                t.FaultReport(kind, now, seen_by, detail, rank, node, generation, incarnation, level=level)
             )
 
         def exited() -> Iterable[Event]:
-            process = RunningProcess(rank, holder.pid, incarnation, generation)
+            process = t.RunningProcess(rank, holder.pid, incarnation, generation)
             yield ProcessExited(node, process, -9, now, expected=False)
 
         def hung() -> Iterable[Event]:
             current = holder.incarnation == incarnation and self._machine.phase is Phase.RUNNING
-            return (report(FaultKind.STALL, "no step for too long"),) if current else ()
+            return (report(t.FaultKind.STALL, "no step for too long"),) if current else ()
 
         stall_s = self._policy.stall.factor * model.step_s + self._policy.stall.grace_s
         heartbeat = self._policy.heartbeat
         if fault.kind is Kind.PROCESS:
             fleet.after(model.exit_seen_s, exited)
         elif fault.kind is Kind.EXCEPTION:
-            fleet.after(0.02, lambda: (report(FaultKind.EXCEPTION, "RuntimeError"),))
+            fleet.after(0.02, lambda: (report(t.FaultKind.EXCEPTION, "RuntimeError"),))
         elif fault.kind is Kind.STALL:
             fleet.hung[rank] = incarnation
             fleet.after(stall_s, hung)
         elif fault.kind is Kind.LINK:
-            fleet.after(0.02, lambda: (report(FaultKind.COMMUNICATION, "a collective failed"),))
+            fleet.after(0.02, lambda: (report(t.FaultKind.COMMUNICATION, "a collective failed"),))
         elif fault.kind is Kind.DEVICE:
-            fleet.after(model.device_seen_s, lambda: (report(FaultKind.DEVICE, "seen by a detector"),))
+            fleet.after(model.device_seen_s, lambda: (report(t.FaultKind.DEVICE, "seen by a detector"),))
             if fault.level is not None and TREATMENTS[fault.level] is Treatment.LEAVE:
                 self._machines.break_one(now)
             self._repair_later(node)

@@ -36,15 +36,7 @@ from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory,
 from ..protocol.run_directories import RunDirectory, RunDirectoryTaken
 from ..protocol.token import FullToken, Token, expiry_text
 from ..protocol.types import CONTROLLER, DETECTOR_PREFIX, PLATFORM, JobSpec, RestoreSource, node_address
-from .directories import (
-    JobFile,
-    base_directory,
-    checked_name,
-    claim_run_directory,
-    is_job,
-    read_job_file,
-    write_job_file,
-)
+from . import directories
 from .meeting import is_loopback
 
 _log = logging.getLogger(__name__)
@@ -118,7 +110,7 @@ class PreparedJob(msgspec.Struct, frozen=True):
 
 def create_job(start: Start) -> PreparedJob:
     """Make the directories, the keys and the journal of a new job. Raises ConfigurationError; nothing has run then."""
-    name = checked_name(start.job) if start.job is not None else new_name()
+    name = directories.checked_name(start.job) if start.job is not None else new_name()
     require_script(start)
     policy = policy_of(start)
     if start.token is None and start.nodes + start.spare_nodes > 1 and _would_collide(start, policy):
@@ -132,17 +124,17 @@ def create_job(start: Start) -> PreparedJob:
             f"--nnodes {start.nodes} --spares {start.spare_nodes}: all nodes of the local platform are on one machine, "
             f"for at most {MOST_NODES_HERE}. With --rdzv-endpoint each machine is a node."
         )
-    directory = (start.job_directory or base_directory() / name).absolute()
+    directory = (start.job_directory or directories.base_directory() / name).absolute()
     make_job_directory(directory, policy)
     spec = spec_of(start, name, policy, directory)
     can_create_nodes = not start.fixed_nodes and start.token is None
-    held = claim_run_directory(name)
+    held = directories.claim_run_directory(name)
     try:
         _make_keys(start, name, held.path / "keys")
         found_journal(
             journal_path(directory), spec, policy, can_create_nodes=can_create_nodes, head=held.path / HEAD_NAME
         )
-        write_job_file(directory, JobFile(str(held.path)))
+        directories.write_job_file(directory, directories.JobFile(str(held.path)))
     except OSError as error:
         held.remove()
         raise unwritable(directory, error) from error
@@ -318,7 +310,7 @@ def _would_collide(start: Start, policy: Policy) -> bool:
 
 def make_job_directory(directory: Path, policy: Policy) -> None:
     """Make the directory of a new job, with its policy as it was read. Raises ConfigurationError."""
-    if is_job(directory):
+    if directories.is_job(directory):
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
     require_local(directory)
     for link in (directory / "logs", directory / "checkpoints"):
@@ -428,7 +420,7 @@ def continued(directory: Path) -> PreparedJob:
 
     Its directory may have been copied from another machine, as a whole.
     """
-    known = read_job_file(directory)
+    known = directories.read_job_file(directory)
     if known is not None and known.store:
         raise ConfigurationError(
             f"{directory.name} is kept in {known.store}: start its controllers and agents again, as before."
@@ -449,14 +441,14 @@ def continued(directory: Path) -> PreparedJob:
     spec, policy = founding.job, founding.policy
     before = Before(lost, _fresh(founding, status), int(status.at_s * _NS) + 1) if lost else None
     try:
-        held = claim_run_directory(spec.job)
+        held = directories.claim_run_directory(spec.job)
     except RunDirectoryTaken as error:
         raise ConfigurationError(
             f"{spec.job} is running on this machine, or is just ending: see `midstep status {spec.job}`."
         ) from error
     try:
         JobKeys.create(held.path / "keys", _keys(spec, before))
-        write_job_file(directory, JobFile(str(held.path)))
+        directories.write_job_file(directory, directories.JobFile(str(held.path)))
     except OSError as error:
         held.remove()
         raise ConfigurationError(f"{held.path} cannot be written: {error.strerror}.") from error

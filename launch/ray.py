@@ -35,18 +35,8 @@ from ..protocol.messages import EndJob
 from ..protocol.own_programs import own_program
 from ..protocol.private_files import replace_file
 from ..protocol.types import CONTROLLER, PLATFORM, JobSpec
+from . import job as jobs
 from .directories import JobFile, checked_name, claim_run_directory, write_job_file
-from .job import (
-    Start,
-    create_journal,
-    make_job_directory,
-    new_name,
-    policy_of,
-    refuse_if_ended,
-    require_script,
-    spec_of,
-    unwritable,
-)
 from .processes import Backoff, ControllerProcess, Ending, RestartBackoff
 
 __all__ = ["RayResult", "run"]
@@ -120,9 +110,9 @@ def run(
     Connects to the cluster of `RAY_ADDRESS`, or of this machine, unless the program has called `ray.init`. Returns when
     the job has ended, however it ended: look at `exit_code`. Raises ConfigurationError; nothing has run then.
     """
-    name = checked_name(job) if job is not None else new_name()
+    name = checked_name(job) if job is not None else jobs.new_name()
     directory = Path.cwd() if working_directory is None else Path(working_directory).absolute()
-    start = Start(
+    start = jobs.Start(
         command=(str(directory / script), *arguments),
         nodes=nnodes,
         ranks_per_node=ranks_per_node,
@@ -222,26 +212,26 @@ def _take_sigterm(handler: Any) -> Any:
     return signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
-def found(start: Start, reserved: Reserved) -> RayJob:
+def found(start: jobs.Start, reserved: Reserved) -> RayJob:
     """Make the directory and the journal of a new job. Raises ConfigurationError; nothing has run then."""
     assert start.job is not None
     assert start.job_directory is not None
-    require_script(start)
-    directory, policy = start.job_directory, policy_of(start)
-    spec = spec_of(start, start.job, policy, directory)
-    make_job_directory(directory, policy)
+    jobs.require_script(start)
+    directory, policy = start.job_directory, jobs.policy_of(start)
+    spec = jobs.spec_of(start, start.job, policy, directory)
+    jobs.make_job_directory(directory, policy)
     try:
         replace_file(directory / RESERVED_NAME, msgspec.json.encode(reserved))
     except OSError as error:
-        raise unwritable(directory, error) from error
-    create_journal(directory, spec, policy, platform=PLATFORM_NAME)
+        raise jobs.unwritable(directory, error) from error
+    jobs.create_journal(directory, spec, policy, platform=PLATFORM_NAME)
     return _job(directory, spec, policy, reserved)
 
 
 def found_again(directory: Path) -> RayJob:
     """Return a job that was founded before, on this cluster or on one that is gone. Raises MidstepError."""
     founding = read_founding(directory)
-    refuse_if_ended(directory, read_status(directory))
+    jobs.refuse_if_ended(directory, read_status(directory))
     return _job(directory, founding.job, founding.policy, _read_reserved(directory))
 
 

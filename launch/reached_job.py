@@ -35,21 +35,7 @@ from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
 from ..protocol.run_directories import is_held
 from ..protocol.token import TOKEN_FILE_VARIABLE, RoleToken, job_of, operating, read_token
-from .directories import (
-    GroupFounding,
-    checked_name,
-    find_job,
-    find_job_or_group,
-    is_group,
-    is_job,
-    launcher_of,
-    read_founding,
-    read_group,
-    read_job_file,
-    role_directory,
-    role_job,
-    run_directory_of,
-)
+from . import directories
 from .supervisor import why_no_answer
 
 CONTROLLER_VARIABLE = "MIDSTEP_CONTROLLER"
@@ -97,7 +83,7 @@ def reached(job: str | None, controller: str | None, token_file: Path | None) ->
 
     Raises ConfigurationError.
     """
-    return reached_from_elsewhere(job, controller, token_file) or HereJob(find_job(job))
+    return reached_from_elsewhere(job, controller, token_file) or HereJob(directories.find_job(job))
 
 
 def reached_from_elsewhere(job: str | None, controller: str | None, token_file: Path | None) -> JobElsewhere | None:
@@ -124,12 +110,12 @@ def _elsewhere(job: str | None, controller: str, token_file: Path | None) -> Job
         )
     if job is None and not token.job:
         raise ConfigurationError("this token is for any job that was started with it: write the job's whole name.")
-    return JobElsewhere(endpoints(controller), operating(token, checked_name(job_of(token, job))))
+    return JobElsewhere(endpoints(controller), operating(token, directories.checked_name(job_of(token, job))))
 
 
 def live_directory(job_directory: Path) -> Path:
     """Return the run directory of a job. Raises NoController if it never had one."""
-    run_directory = run_directory_of(job_directory)
+    run_directory = directories.run_directory_of(job_directory)
     if run_directory is None:
         raise NoController(f"{job_directory}: the job has not been started. Start it with `midstep run`.")
     return run_directory
@@ -173,8 +159,8 @@ def in_journal(job_directory: Path, why: str) -> tuple[JobStatus, str]:
 
 def what_became_of_it(job_directory: Path) -> str | None:
     """Return what the launcher and the system say about a controller that does not answer; None if nothing is known."""
-    run_directory = run_directory_of(job_directory)
-    return None if run_directory is None else why_no_answer(run_directory, launcher_of(run_directory))
+    run_directory = directories.run_directory_of(job_directory)
+    return None if run_directory is None else why_no_answer(run_directory, directories.launcher_of(run_directory))
 
 
 def _date_text(at_s: float) -> str:
@@ -200,7 +186,7 @@ def paused_until_s(job_directory: Path) -> float:
     if folder is not None:
         return FileSuccession(folder, server_clock(folder)).paused_until_s()
     if place is None:
-        run_directory = run_directory_of(job_directory)
+        run_directory = directories.run_directory_of(job_directory)
         return 0.0 if run_directory is None else FileSuccession(run_directory).paused_until_s()
     with contextlib.closing(EtcdSuccession(place)) as succession:
         return succession.paused_until_s()
@@ -213,7 +199,7 @@ def living_controllers(job_directory: Path) -> tuple[ControllerStatus, ...]:
         return controllers_on_volume(folder)
     if place is not None:
         return controllers_in_etcd(place)
-    run_directory = run_directory_of(job_directory)
+    run_directory = directories.run_directory_of(job_directory)
     return () if run_directory is None else controllers_of_host(run_directory)
 
 
@@ -226,12 +212,12 @@ def _volume_of(job_directory: Path) -> Path | None:
     own = folder_in(job_directory)
     if holds_journal(own):
         return own
-    known = read_job_file(job_directory)
+    known = directories.read_job_file(job_directory)
     return parse_volume_place(known.store).folder if known is not None and is_volume(known.store) else None
 
 
 def _etcd_of(job_directory: Path) -> EtcdPlace | None:
-    known = read_job_file(job_directory)
+    known = directories.read_job_file(job_directory)
     if known is None or not known.store or is_volume(known.store):
         return None
     return parse_place(known.store, known.job, access_of(os.environ))
@@ -270,19 +256,19 @@ def group_meant(job: str | None, controller: str | None) -> Path | None:
     """
     if controller or os.environ.get(CONTROLLER_VARIABLE):
         return None
-    found = find_job_or_group(job)
-    return found if is_group(found) else None
+    found = directories.find_job_or_group(job)
+    return found if directories.is_group(found) else None
 
 
 def look_at_group(directory: Path) -> GroupLook:
     """Return how a job of roles stands. Raises ConfigurationError."""
-    founding, record = read_founding(directory), read_group(directory)
+    founding, record = directories.read_founding(directory), directories.read_group(directory)
     if record is None:
         return GroupLook(founding.job, False, NOT_BEGUN, None, "", founding.plan.until, (), ())
     group = record.group
     roles = []
     for standing in group.standings:
-        place = role_directory(directory, standing.role, standing.attempt)
+        place = directories.role_directory(directory, standing.role, standing.attempt)
         status, note = (
             _role_status(place) if founding.platform != "kubernetes" else (None, _ask_in_pod(founding, standing))
         )
@@ -318,9 +304,9 @@ def group_data(group: GroupLook) -> dict[str, Any]:
 
 def stop_group(directory: Path) -> str:
     """Have a job of roles stopped by its launcher, and say so. Raises ConfigurationError when it does not run."""
-    founding, record = read_founding(directory), read_group(directory)
+    founding, record = directories.read_founding(directory), directories.read_group(directory)
     run_directory = None if record is None else Path(record.run_directory)
-    launcher = None if run_directory is None or not is_held(run_directory) else launcher_of(run_directory)
+    launcher = None if run_directory is None or not is_held(run_directory) else directories.launcher_of(run_directory)
     if launcher is None:
         raise ConfigurationError(f"{founding.job}: `midstep run` is not running it. `midstep resume` continues a job.")
     with contextlib.suppress(ProcessLookupError):
@@ -328,13 +314,13 @@ def stop_group(directory: Path) -> str:
     return f"{founding.job}: all roles are being stopped, with checkpoints where that is possible"
 
 
-def _ask_in_pod(founding: GroupFounding, standing: RoleStanding) -> str:
-    job = role_job(founding.platform, founding.job, standing.role, standing.attempt)
+def _ask_in_pod(founding: directories.GroupFounding, standing: RoleStanding) -> str:
+    job = directories.role_job(founding.platform, founding.job, standing.role, standing.attempt)
     return f"ask its controller: `kubectl exec deploy/midstep-{job} -c controller -- midstep status`"
 
 
 def _role_status(place: Path) -> tuple[JobStatus | None, str]:
-    if not is_job(place):
+    if not directories.is_job(place):
         return None, "its job has not begun"
     try:
         return look(HereJob(place))

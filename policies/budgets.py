@@ -213,7 +213,7 @@ _Who = TypeVar("_Who", int, str)
 def tried(facts: Facts, entry: RungPolicy, prefix: str = "") -> list[str]:
     """Say why this incident's own history forbids the rung; empty when it does not.
 
-    `prefix` stands before a limit, which is one party's own, and not before a failure, which is everybody's.
+    `prefix` stands before a limit, which is one party's own, and not before a failure, which is that of all parties.
     """
     failures = [failed.reason for failed in facts.failed if failed.rung is entry.rung]
     if failures:

@@ -17,16 +17,7 @@ from importlib import metadata, resources
 
 import msgspec
 
-from ..protocol.errors import (
-    CallbackFailed,
-    CheckpointError,
-    CommunicatorError,
-    ConfigurationError,
-    LinkUpFailed,
-    MidstepError,
-    RecoveryError,
-    YamlError,
-)
+from ..protocol import errors
 from ..protocol.faults import ExceptionPattern as Pattern
 from ..protocol.plain_yaml import read_yaml
 from ..protocol.types import FaultKind, FaultLevel
@@ -125,7 +116,7 @@ def classify(chain: Sequence[Link], patterns: Sequence[Pattern], *, retry_unknow
         pattern=UNKNOWN,
         kind=FaultKind.EXCEPTION,
         level=FaultLevel.SOFTWARE,
-        mendable=retry_unknown and not any(MidstepError.__name__ in link.types for link in chain),
+        mendable=retry_unknown and not any(errors.MidstepError.__name__ in link.types for link in chain),
         meaning=f"{kind} in the train function",
         text=_short(text),
     )
@@ -149,11 +140,11 @@ def reaction(finding: Finding, *, collateral: bool) -> Reaction:
 def fault_in_recovery(error: Exception) -> FaultKind | None:
     """Return what has failed when rebuild, repair or rollback raised this; None if it is not midstep's own error."""
     kinds: tuple[tuple[type[Exception], FaultKind], ...] = (
-        (LinkUpFailed, FaultKind.LINK_UP),
-        (CallbackFailed, FaultKind.EXCEPTION),
-        (RecoveryError, FaultKind.CORRUPTION),
-        (CheckpointError, FaultKind.CORRUPTION),
-        (CommunicatorError, FaultKind.COMMUNICATION),
+        (errors.LinkUpFailed, FaultKind.LINK_UP),
+        (errors.CallbackFailed, FaultKind.EXCEPTION),
+        (errors.RecoveryError, FaultKind.CORRUPTION),
+        (errors.CheckpointError, FaultKind.CORRUPTION),
+        (errors.CommunicatorError, FaultKind.COMMUNICATION),
     )
     return next((kind for raised, kind in kinds if isinstance(error, raised)), None)
 
@@ -199,8 +190,8 @@ def parse_patterns(text: str, source: str) -> tuple[Pattern, ...]:
     """Return the patterns of a YAML text, in order. Raises ConfigurationError naming `source` and every mistake."""
     try:
         file = msgspec.convert(read_yaml(text), PatternFile)
-    except (YamlError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{source}: {error}") from error
+    except (errors.YamlError, msgspec.ValidationError) as error:
+        raise errors.ConfigurationError(f"{source}: {error}") from error
     mistakes = [] if file.version == FORMAT_VERSION else [f"version: found {file.version}; allowed: {FORMAT_VERSION}"]
     seen: set[str] = set()
     for pattern in file.patterns:
@@ -209,7 +200,7 @@ def parse_patterns(text: str, source: str) -> tuple[Pattern, ...]:
             mistakes.append(f"pattern {pattern.name}: the name stands twice")
         seen.add(pattern.name)
     if mistakes:
-        raise ConfigurationError("\n".join(f"{source}: {mistake}" for mistake in mistakes))
+        raise errors.ConfigurationError("\n".join(f"{source}: {mistake}" for mistake in mistakes))
     return file.patterns
 
 

@@ -7,18 +7,8 @@ thread of a process carries them out (`train_thread.py`), and so does each proce
 its Train the end of a step (`step_order.py`) may come to a broken commit barrier: `hold` says what is done there.
 """
 
+from ..protocol import messages as m
 from ..protocol.errors import CommunicatorAborted, StateLost
-from ..protocol.messages import (
-    CheckpointSaved,
-    Quiesce,
-    RankFinished,
-    RankQuiesced,
-    RankReady,
-    Rejoin,
-    Release,
-    Resume,
-    SaveCheckpoint,
-)
 from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import rank_actions as act
 from .rank_actions import Actions, Ended
@@ -36,7 +26,7 @@ class RankLoop:
         self._step_state = step_state
         self._steps = steps
         self._early = early
-        self._held: Rejoin | None = None  # an order that was taken inside the commit barrier
+        self._held: m.Rejoin | None = None  # an order that was taken inside the commit barrier
         self._first_step = False
         self._phases_s: dict[str, float] = {}
 
@@ -46,16 +36,16 @@ class RankLoop:
         yield from self._join()
         while True:
             order = yield from self._next_order()
-            if isinstance(order, Rejoin):
+            if isinstance(order, m.Rejoin):
                 yield from self._rejoin(order)
-            elif isinstance(order, Resume):
+            elif isinstance(order, m.Resume):
                 yield from self._train(order)
-            elif isinstance(order, Quiesce):
+            elif isinstance(order, m.Quiesce):
                 if session.stage is SessionStage.FINISHED:
                     yield from self._stop(asked=True)
                     yield from self._clean()
                 yield from self._park(order)
-            elif isinstance(order, Release):
+            elif isinstance(order, m.Release):
                 session.reach(SessionStage.RELEASED)
                 yield act.PublishCheckpoint()
                 yield act.SetActivity(Activity.FINISHED)
@@ -72,9 +62,9 @@ class RankLoop:
         yield from self._end_phase(InjectionPoint.CLEAN)
         while True:
             order = yield act.AwaitOrder()
-            if isinstance(order, Quiesce):
+            if isinstance(order, m.Quiesce):
                 yield from self._park(order)
-            elif isinstance(order, Rejoin):
+            elif isinstance(order, m.Rejoin):
                 self._held = order
                 return order.part.finish_update
             else:
@@ -103,7 +93,7 @@ class RankLoop:
         order: Order = yield act.AwaitOrder()
         return order
 
-    def _train(self, order: Resume) -> Actions[None]:
+    def _train(self, order: m.Resume) -> Actions[None]:
         """Have the train function called once, and follow from how it was left."""
         session = self._session
         session.reach(SessionStage.TRAINING)
@@ -114,7 +104,7 @@ class RankLoop:
             session.reach(SessionStage.FINISHED)
             yield act.SetActivity(Activity.FINISHED)
             count = self._step_state.count
-            yield act.Post(RankFinished(session.rank, session.generation, session.incarnation, count))
+            yield act.Post(m.RankFinished(session.rank, session.generation, session.incarnation, count))
         elif way is Leave.STOP:
             self._held = None
             yield from self._stop(reported=ended is Ended.FAILED)
@@ -144,7 +134,7 @@ class RankLoop:
         yield from self._end_phase(InjectionPoint.CLEAN)
         self._step_state.gradients_dropped()
 
-    def _park(self, order: Quiesce) -> Actions[None]:
+    def _park(self, order: m.Quiesce) -> Actions[None]:
         """Say where this rank stands, for barrier one.
 
         For the generation of this order: while the next one waits, an answer for that one would come from a thread
@@ -153,9 +143,11 @@ class RankLoop:
         session = self._session
         session.reach(SessionStage.PARKED)
         report = yield act.Survey()
-        yield act.Post(RankQuiesced(session.rank, order.generation, session.incarnation, report, dict(self._phases_s)))
+        yield act.Post(
+            m.RankQuiesced(session.rank, order.generation, session.incarnation, report, dict(self._phases_s))
+        )
 
-    def _rejoin(self, order: Rejoin) -> Actions[None]:
+    def _rejoin(self, order: m.Rejoin) -> Actions[None]:
         """Do this rank's part of the plan, and report for barrier two; a failure ends the attempt."""
         session = self._session
         session.reach(SessionStage.REJOINING)
@@ -178,10 +170,10 @@ class RankLoop:
         elif not session.quiescing:
             session.reach(SessionStage.READY)
             count, phases_s = self._step_state.count, self._phases_s
-            ready = RankReady(session.rank, order.generation, session.incarnation, count, phases_s, *received)
+            ready = m.RankReady(session.rank, order.generation, session.incarnation, count, phases_s, *received)
             yield act.Post(ready)
 
-    def _come_back(self, order: Rejoin) -> Actions[act.ReceivedBytes]:
+    def _come_back(self, order: m.Rejoin) -> Actions[act.ReceivedBytes]:
         """Rebuild, repair and roll back; return what was received."""
         step_state, step = self._step_state, order.part.target_step
         yield act.BeginPhase(InjectionPoint.REBUILD)
@@ -205,13 +197,13 @@ class RankLoop:
 
     def _save(self, order: Order) -> Actions[None]:
         """Write an emergency checkpoint while parked; nothing else can be ordered then."""
-        if not isinstance(order, SaveCheckpoint):
+        if not isinstance(order, m.SaveCheckpoint):
             yield act.IgnoreOrder(order)
             return
         path, error = yield act.Save(order)
         if not order.answer:
             return
-        yield act.Post(CheckpointSaved(self._session.rank, order.generation, order.step, path, error))
+        yield act.Post(m.CheckpointSaved(self._session.rank, order.generation, order.step, path, error))
 
     def _end_phase(self, point: InjectionPoint) -> Actions[None]:
         seconds = yield act.EndPhase()

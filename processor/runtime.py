@@ -15,15 +15,8 @@ import msgspec
 from ..communicators import communicator_named
 from ..devices import device_named
 from ..protocol import environment as env
+from ..protocol import errors
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import (
-    CallbackFailed,
-    CommunicatorAborted,
-    MidstepError,
-    NotUnderMidstep,
-    OrdersOverdue,
-    RecoveryError,
-)
 from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
 from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.rank_logs import debug_log
@@ -116,7 +109,7 @@ class Runtime:
         if cls._current is None and env.JOB in os.environ:
             missing = [name for name in ("RANK", "WORLD_SIZE", env.AGENT_SOCKET) if name not in os.environ]
             if missing:
-                raise NotUnderMidstep(
+                raise errors.NotUnderMidstep(
                     f"{env.JOB} is set and {', '.join(missing)} is not: this process was not started by an agent. "
                     f"Unset {env.JOB}, or start the script with `midstep run`."
                 )
@@ -173,7 +166,7 @@ class Runtime:
         self.device.finish()
         reason = self.communicator.failed
         if reason is not None:
-            raise CommunicatorAborted(f"the step cannot be finished: {reason}")
+            raise errors.CommunicatorAborted(f"the step cannot be finished: {reason}")
 
     def shield(self) -> None:
         """Have the device not be stopped from now on: an update has begun, and must not end halfway.
@@ -182,7 +175,7 @@ class Runtime:
         """
         with self._stopping:
             if self.device.stopped:
-                raise CommunicatorAborted("the device was stopped before the update began")
+                raise errors.CommunicatorAborted("the device was stopped before the update began")
             self._shielded = True
 
     def unshield(self) -> None:
@@ -233,7 +226,7 @@ class Runtime:
                 self._stack_dump.disarm()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
-                    raise OrdersOverdue(
+                    raise errors.OrdersOverdue(
                         f"rank {self.rank} has waited {self.settings.orders_s:g} s for the controller, in stage "
                         f"{self.session.stage}. See `midstep status`; deadlines.orders_s in the policy sets the wait."
                     )
@@ -241,7 +234,7 @@ class Runtime:
     def post(self, body: Message) -> None:
         """Report to the controller; returns at once."""
         if self._client is None:
-            raise RecoveryError(
+            raise errors.RecoveryError(
                 f"{type(body).__name__} cannot be reported: this process does not hold rank {self.rank} yet"
             )
         self._client.post(body, self.session.generation)
@@ -273,10 +266,10 @@ class Runtime:
 
     def report_not_stopped(self, error: Exception) -> None:
         """Report why stop or clean has failed: this process has to end."""
-        if isinstance(error, CallbackFailed):
+        if isinstance(error, errors.CallbackFailed):
             _log.error("%s", error, exc_info=error)
             self.report_fault(FaultKind.EXCEPTION, str(error))
-        elif isinstance(error, MidstepError):
+        elif isinstance(error, errors.MidstepError):
             self.report_fault(FaultKind.DEVICE, str(error), FaultLevel.RESTART_BUSINESS)
         else:
             _log.error("stop has failed", exc_info=error)

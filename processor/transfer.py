@@ -23,17 +23,8 @@ from ..communicators.base import DeviceLinks, PairLinking, PairLinks
 from ..protocol.errors import CommunicatorAborted, RecoveryError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import InjectionPoint, LocalStateTransfer, RepairLinks, RepairPart, RestoreSource, ShardTransfer
+from . import range_transfer as ranges
 from .framework import Concurrent, Framework, Informed, OpenShard
-from .range_transfer import (
-    HOST,
-    IN_FLIGHT_OF_PAIR,
-    Letters,
-    PeerLinks,
-    ShardMemory,
-    TransferEnd,
-    move_over_devices,
-    move_over_hosts,
-)
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -61,7 +52,7 @@ class Arrived:
 
 
 def run_transfers(
-    part: RepairPart, *, rank: int, framework: Framework, links: PeerLinks, read_local_state: ReadOwnState
+    part: RepairPart, *, rank: int, framework: Framework, links: ranges.PeerLinks, read_local_state: ReadOwnState
 ) -> Transferred:
     """Carry out this rank's part of the plan. Runs in repair, in the train thread, on all ranks that have a part.
 
@@ -86,7 +77,7 @@ def move(
     *,
     rank: int,
     framework: Framework,
-    links: PeerLinks,
+    links: ranges.PeerLinks,
     read_local_state: ReadOwnState | None = None,
     in_flight: int | None = None,
 ) -> Arrived:
@@ -98,7 +89,7 @@ def move(
     """
     transfers = sorted(part.transfers, key=lambda t: (t.shard_id, t.destination, t.offset_bytes, t.source))
     local_states = sorted(part.local_states, key=lambda t: (t.rank, t.source))
-    letters = Letters(rank, links)
+    letters = ranges.Letters(rank, links)
     # The header comes with the first byte; a part holds only this rank's transfers, so it is a rule.
     headers = [t for t in transfers if t.offset_bytes == 0]
     for transfer in headers:
@@ -117,11 +108,11 @@ def move(
             own = letters.receive(item.source, f"the rank-local state of rank {rank}")
     letters.finish()
     device_links = links if part.links is RepairLinks.DEVICE and isinstance(links, DeviceLinks) else None
-    ends = _ends(transfers, rank, opened, accepted, HOST if device_links is None else device_links.device_type)
+    ends = _ends(transfers, rank, opened, accepted, ranges.HOST if device_links is None else device_links.device_type)
     if device_links is None:
-        move_over_hosts(ends, links, in_flight)
+        ranges.move_over_hosts(ends, links, in_flight)
     else:
-        move_over_devices(ends, device_links, letters)
+        ranges.move_over_devices(ends, device_links, letters)
     moved = sum(t.length_bytes for t in transfers if t.destination == rank)
     received = Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved)
     return Arrived(accepted, received)
@@ -134,7 +125,7 @@ def adopt(arrived: Arrived, framework: Framework) -> None:
 
 
 def _local_states(
-    items: Sequence[LocalStateTransfer], rank: int, step: int, letters: Letters, read: ReadOwnState
+    items: Sequence[LocalStateTransfer], rank: int, step: int, letters: ranges.Letters, read: ReadOwnState
 ) -> bytes | None:
     """Send the rank-local states that others lost; return this rank's own if it is here."""
     mine = None
@@ -160,15 +151,15 @@ def _ends(
     opened: dict[str, OpenShard],
     accepted: dict[str, OpenShard],
     home: str,
-) -> list[TransferEnd]:
+) -> list[ranges.TransferEnd]:
     """Return this rank's ends of the transfers. Raises RecoveryError when they leave holes in a shard."""
-    sources = {shard_id: ShardMemory(shard.tensors, home) for shard_id, shard in opened.items()}
-    targets = {shard_id: ShardMemory(shard.tensors, home) for shard_id, shard in accepted.items()}
+    sources = {shard_id: ranges.ShardMemory(shard.tensors, home) for shard_id, shard in opened.items()}
+    targets = {shard_id: ranges.ShardMemory(shard.tensors, home) for shard_id, shard in accepted.items()}
     _covered(transfers, rank, targets)
-    return [TransferEnd(t, rank, (sources if t.source == rank else targets)[t.shard_id]) for t in transfers]
+    return [ranges.TransferEnd(t, rank, (sources if t.source == rank else targets)[t.shard_id]) for t in transfers]
 
 
-def _covered(transfers: Sequence[ShardTransfer], rank: int, targets: dict[str, ShardMemory]) -> None:
+def _covered(transfers: Sequence[ShardTransfer], rank: int, targets: dict[str, ranges.ShardMemory]) -> None:
     for shard_id, memory in targets.items():
         planned = sum(t.length_bytes for t in transfers if t.destination == rank and t.shard_id == shard_id)
         if planned != memory.size_bytes:
@@ -212,7 +203,7 @@ class EarlyTransfer:
                 rank=self._rank,
                 framework=self._framework,
                 links=self._links,
-                in_flight=IN_FLIGHT_OF_PAIR,
+                in_flight=ranges.IN_FLIGHT_OF_PAIR,
             )
         except Exception as error:  # raised in repair; an allocation or a device can raise anything
             self._error = error

@@ -16,19 +16,8 @@ from ...forecast.outlook import Loss, Outlook
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import Incident, JobStatus
 from ...protocol.types import Rung
+from . import timeline as times
 from .report_text import outcome_line
-from .timeline import (
-    FAULT_COLOUR,
-    PHASE_COLOURS,
-    RANK_LOOKS,
-    IncidentTimeline,
-    Span,
-    lay_out,
-    newcomers,
-    phase_colour,
-    rank_look,
-    window_of,
-)
 from .timeline_text import rows_to_show
 from .wording import duration_text
 
@@ -49,7 +38,7 @@ ENLARGE_BELOW_SHARE = 0.35  # of the incident: an attempt shorter than that is d
 TITLE_CHARACTERS = 125
 CONTROLLER_LANE = 0
 SUB_SECOND_S = 1.0
-FAULT: dict[str, Any] = {"marker": "X", "color": FAULT_COLOUR, "markeredgecolor": "white", "markersize": 10}
+FAULT: dict[str, Any] = {"marker": "X", "color": times.FAULT_COLOUR, "markeredgecolor": "white", "markersize": 10}
 ECHO: dict[str, Any] = {"marker": "x", "color": "#666666", "markersize": 5}
 SIZE_INCHES = (11.0, 6.2)
 HOUR_S = 3600.0
@@ -68,7 +57,7 @@ class Panel(msgspec.Struct, frozen=True):
     """One drawing: an incident's timeline from `began_s` to `ended_s`, for some ranks."""
 
     title: str
-    timeline: IncidentTimeline
+    timeline: times.IncidentTimeline
     ranks: tuple[int, ...]
     began_s: float
     ended_s: float
@@ -83,7 +72,7 @@ class Panel(msgspec.Struct, frozen=True):
         """Height with title and axis."""
         return ABOVE_INCHES + BELOW_INCHES + LANE_INCHES * (len(self.ranks) + 1)
 
-    def clip(self, span: Span) -> tuple[float, float] | None:
+    def clip(self, span: times.Span) -> tuple[float, float] | None:
         """Return the part of a span that lies in the panel, or None."""
         began_s, ended_s = max(span.began_s, self.began_s), min(span.ended_s, self.ended_s)
         return (began_s, ended_s) if ended_s > began_s or span.began_s == span.ended_s == began_s else None
@@ -133,7 +122,7 @@ def draw(status: JobStatus, incidents: tuple[Incident, ...]) -> Any:
 
 def panels(incident: Incident, until_s: float) -> list[Panel]:
     """Return the panels of an incident: the whole of it, and its last attempt when that is too short to be seen."""
-    timeline = lay_out(incident, until_s)
+    timeline = times.lay_out(incident, until_s)
     lanes = dict(timeline.lanes)
     for mark in timeline.marks:
         if mark.rank is not None:
@@ -143,7 +132,7 @@ def panels(incident: Incident, until_s: float) -> list[Panel]:
     drawn = [Panel(title, timeline, ranks, 0.0, timeline.length_s)]
     if timeline.generations:
         generation = timeline.generations[-1]
-        began_s, ended_s = window_of(timeline.lanes_of(generation))
+        began_s, ended_s = times.window_of(timeline.lanes_of(generation))
         ended_s = max([ended_s, *(span.ended_s for span in timeline.phases if span.generation == generation)])
         if ended_s - began_s < ENLARGE_BELOW_SHARE * timeline.length_s:
             enlarged = f"Incident {incident.number}, enlarged: its last {duration_text(ended_s - began_s)}"
@@ -157,9 +146,9 @@ def _draw_heading(figure: Any, title: str, total: float) -> None:
 
     figure.text(0.012, 1 - 0.12 / total, title, fontsize=13, fontweight="bold", va="top", parse_math=False)
     edge: dict[str, Any] = {"linewidth": 0.5, "edgecolor": "black"}
-    phases: list[Any] = [Patch(facecolor=colour, label=name, **edge) for name, colour in PHASE_COLOURS.items()]
+    phases: list[Any] = [Patch(facecolor=colour, label=name, **edge) for name, colour in times.PHASE_COLOURS.items()]
     ranks: list[Any] = [
-        Patch(facecolor=look.colour, hatch=look.hatch, label=name, **edge) for name, look in RANK_LOOKS.items()
+        Patch(facecolor=look.colour, hatch=look.hatch, label=name, **edge) for name, look in times.RANK_LOOKS.items()
     ]
     marks: list[Any] = [
         Line2D([], [], linestyle="", label=label, **style) for label, style in (("fault", FAULT), ("its echo", ECHO))
@@ -185,13 +174,15 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     for span in panel.timeline.phases:
         ends = panel.clip(span)
         if ends is not None:
-            axes.axvspan(ends[0] / unit_s, ends[1] / unit_s, color=phase_colour(span.name), alpha=0.22, linewidth=0)
+            axes.axvspan(
+                ends[0] / unit_s, ends[1] / unit_s, color=times.phase_colour(span.name), alpha=0.22, linewidth=0
+            )
             _draw_bar(axes, panel, span, CONTROLLER_LANE, unit_s)
     for lane, rank in enumerate(panel.ranks, start=1):
         for span in panel.timeline.lanes.get(rank, ()):
             _draw_bar(axes, panel, span, lane, unit_s)
     _draw_faults(axes, panel, unit_s)
-    new = newcomers(panel.timeline.lanes)
+    new = times.newcomers(panel.timeline.lanes)
     names = [f"rank {rank}{' (new)' if rank in new else ''}" for rank in panel.ranks]
     axes.set_yticks(range(len(names) + 1), ["controller", *names], fontsize=9)
     axes.set_ylim(len(names) + 0.5, -0.5)
@@ -205,20 +196,20 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _draw_bar(axes: Any, panel: Panel, span: Span, lane: int, unit_s: float) -> None:
+def _draw_bar(axes: Any, panel: Panel, span: times.Span, lane: int, unit_s: float) -> None:
     """Draw the part of a phase that lies in the panel, with its name and length in it, as far as they fit."""
     ends = panel.clip(span)
     if ends is None:
         return
     on_controller = lane == CONTROLLER_LANE
-    look = rank_look(span.name)
+    look = times.rank_look(span.name)
     width_s = ends[1] - ends[0]
     axes.barh(
         lane,
         max(width_s, NARROWEST_SHARE * panel.length_s) / unit_s,
         left=ends[0] / unit_s,
         height=BAR_HEIGHT,
-        color=phase_colour(span.name) if on_controller else look.colour,
+        color=times.phase_colour(span.name) if on_controller else look.colour,
         hatch="" if on_controller else look.hatch,
         edgecolor="black",
         linewidth=0.4,

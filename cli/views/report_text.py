@@ -13,23 +13,10 @@ from rich.text import Text
 from ...protocol.incidents import BudgetUse, ControllerPhase, ControllerStatus, Incident, JobStatus, Outcome
 from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
 from ...protocol.wording import FAULT_WORDS, numbers_text, one_line, ranks_text
+from . import wording
 from .causes import ReportGroup, headline_cause, level_text, place_text, report_groups
 from .timeline import incident_end_s, lay_out
 from .timeline_text import legend, timeline_view
-from .wording import (
-    ABSENT,
-    DETAIL_CHARACTERS,
-    REASON_CHARACTERS,
-    UNKNOWN,
-    cell,
-    clock_text,
-    count_text,
-    date_text,
-    duration_text,
-    lost_text,
-    size_text,
-    telling_line,
-)
 
 REPORT_LINES = 8
 NODE_OUTPUT_LINES = 8  # of what was printed on a node that is lost
@@ -75,7 +62,7 @@ def outcome_line(incident: Incident, until_s: float | None = None) -> Text:
     """Return the first line of an incident: how it ended, how long that took, by which rung, what it cost."""
     text = Text(f"Incident {incident.number}: ", style="bold")
     text.append(str(incident.outcome).upper(), style=OUTCOME_STYLES[incident.outcome])
-    spent = duration_text(incident_end_s(incident, until_s) - incident.began_s)
+    spent = wording.duration_text(incident_end_s(incident, until_s) - incident.began_s)
     rung = "" if incident.rung is None else f" by {incident.rung}"
     if incident.outcome is Outcome.RESUMED:
         text.append(f" after {spent}{rung}, {_lost_text(incident)}")
@@ -83,14 +70,14 @@ def outcome_line(incident: Incident, until_s: float | None = None) -> Text:
     elif incident.outcome is Outcome.STOPPED:
         text.append(f" after {spent}")
     else:
-        phase = f", {cell(incident.phases[-1].name)}" if incident.phases else ""
+        phase = f", {wording.cell(incident.phases[-1].name)}" if incident.phases else ""
         text.append(f" for {spent}{phase}{rung}")
     text.append(f"; {headline_cause(incident)}")
     return text
 
 
 def _lost_text(incident: Incident) -> str:
-    return lost_text(incident.steps_lost, is_known=incident.committed_is_known)
+    return wording.lost_text(incident.steps_lost, is_known=incident.committed_is_known)
 
 
 def _cause_lines(incident: Incident) -> list[Text]:
@@ -118,7 +105,7 @@ def _output_lines(report: FaultReport) -> list[Text]:
     """Return the last lines that a process has printed, or those of a lost node, as quotations."""
     lines = [line for line in report.output.splitlines() if line.strip()]
     shown = _of_each_speaker(lines) if report.kind is FaultKind.NODE_LOST else lines[-OUTPUT_LINES:]
-    return [Text(f"  | {one_line(line, DETAIL_CHARACTERS)}", style="dim") for line in shown]
+    return [Text(f"  | {one_line(line, wording.DETAIL_CHARACTERS)}", style="dim") for line in shown]
 
 
 def _of_each_speaker(lines: list[str]) -> list[str]:
@@ -136,13 +123,13 @@ def _report_line(group: ReportGroup, began_s: float) -> Text:
     text = Text()
     text.append(FAULT_WORDS[first.kind].name, style="bold")
     text.append(f", {place}" if place else "")
-    detail = telling_line(first.detail)
+    detail = wording.telling_line(first.detail)
     hardware = level_text(first)
     text.append(f", {hardware}" if hardware else "")
     text.append(f": {detail}" if detail else "")
-    seen = f"seen by {cell(first.seen_by)}" if group.count == 1 else f"{group.count} reports"
+    seen = f"seen by {wording.cell(first.seen_by)}" if group.count == 1 else f"{group.count} reports"
     since_s = first.at_s - began_s
-    when = f"+{duration_text(since_s)}, " if since_s > 0 else ""
+    when = f"+{wording.duration_text(since_s)}, " if since_s > 0 else ""
     return text.append(f" ({when}{seen})", style="dim")
 
 
@@ -161,13 +148,13 @@ def _one_decision(decision: Decision, prefix: str, failed: bool) -> list[Text]:
     taken = (
         Text(prefix)
         .append(str(decision.rung), style="bold")
-        .append(f": {telling_line(decision.reason, REASON_CHARACTERS)}")
+        .append(f": {wording.telling_line(decision.reason, wording.REASON_CHARACTERS)}")
     )
     if failed:
         taken.append(" -> not completed", style="yellow")
     pad = " " * len(prefix)
     skipped = [
-        Text(f"{pad}not {skipped.rung}: {telling_line(skipped.reason, REASON_CHARACTERS)}", style="dim")
+        Text(f"{pad}not {skipped.rung}: {wording.telling_line(skipped.reason, wording.REASON_CHARACTERS)}", style="dim")
         for skipped in decision.skipped
     ]
     return [taken, *skipped]
@@ -182,13 +169,13 @@ def _state_lines(incident: Incident) -> list[Text]:
         RestoreSource.NOTHING: "none to restore: a fresh start",
     }[incident.restore]
     text = Text(source)
-    text.append(f", {size_text(incident.bytes_moved)} moved" if incident.bytes_moved else "")
+    text.append(f", {wording.size_text(incident.bytes_moved)} moved" if incident.bytes_moved else "")
     over_devices = incident.bytes_over_devices
-    text.append(f" ({size_text(over_devices)} from device to device)" if over_devices else "")
+    text.append(f" ({wording.size_text(over_devices)} from device to device)" if over_devices else "")
     if incident.outcome is Outcome.RESUMED and incident.resumed_step is not None:
         lost = f" ({incident.committed_before} were committed)" if incident.steps_lost else ""
         text.append(f", resumed at step {incident.resumed_step}: {_lost_text(incident)}{lost}")
-    reasons = [Text(telling_line(reason), style="dim") for reason in incident.repair_reasons[:REPAIR_LINES]]
+    reasons = [Text(wording.telling_line(reason), style="dim") for reason in incident.repair_reasons[:REPAIR_LINES]]
     hidden = len(incident.repair_reasons) - REPAIR_LINES
     if hidden > 0:
         reasons.append(Text(f"... and {hidden} more lines (see --json)", style="dim"))
@@ -218,11 +205,11 @@ def _pid_change(incident: Incident, rank: int) -> str:
 
 
 def _time_lines(incident: Incident) -> list[Text]:
-    text = Text(f"began {clock_text(incident.began_s)}")
+    text = Text(f"began {wording.clock_text(incident.began_s)}")
     if incident.recovery_s is not None:
-        text.append(f", recovery {duration_text(incident.recovery_s)}, ")
-        text.append(f"excess {duration_text(incident.excess_s)}", style="bold")
-        text.append(f" over one step of {duration_text(incident.median_step_s)}")
+        text.append(f", recovery {wording.duration_text(incident.recovery_s)}, ")
+        text.append(f"excess {wording.duration_text(incident.excess_s)}", style="bold")
+        text.append(f" over one step of {wording.duration_text(incident.median_step_s)}")
     if len(incident.generations) > 1:
         text.append(f"; {len(incident.generations)} attempts, generations {numbers_text(incident.generations)}")
     return [text]
@@ -232,7 +219,7 @@ def _ended_lines(incident: Incident) -> list[Text]:
     if incident.outcome is Outcome.RESUMED:
         return []  # the first line says it
     style = "bold red" if incident.outcome is Outcome.STOPPED else ""
-    reason = telling_line(incident.ended_reason)
+    reason = wording.telling_line(incident.ended_reason)
     return [Text(reason, style=style)] if reason else []
 
 
@@ -252,17 +239,17 @@ def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) 
 
 def job_line(status: JobStatus) -> Text:
     """Return the first line: what became of the job, or what it is doing."""
-    text = Text(f"Job {cell(status.job)}: ", style="bold")
+    text = Text(f"Job {wording.cell(status.job)}: ", style="bold")
     if status.exit_code is None:
         style = "bold yellow" if any(_is_open(incident) for incident in status.incidents) else "bold green"
-        text.append(cell(status.phase).upper(), style=style)
-        text.append(f" at step {status.committed}, {date_text(status.at_s)}")
+        text.append(wording.cell(status.phase).upper(), style=style)
+        text.append(f" at step {status.committed}, {wording.date_text(status.at_s)}")
     else:
         ended_well = status.exit_code == 0
         text.append("FINISHED" if ended_well else "FAILED", style="bold green" if ended_well else "bold red")
-        text.append(f" with exit code {status.exit_code} at step {status.committed}, {date_text(status.at_s)}")
+        text.append(f" with exit code {status.exit_code} at step {status.committed}, {wording.date_text(status.at_s)}")
     if status.reason:
-        text.append(f"\n{telling_line(status.reason)}")
+        text.append(f"\n{wording.telling_line(status.reason)}")
     return text
 
 
@@ -277,14 +264,14 @@ def summary_line(status: JobStatus) -> Text:
         if any(incident.outcome is outcome for incident in incidents)
     ]
     resumed = [incident for incident in incidents if incident.outcome is Outcome.RESUMED]
-    lost = lost_text(
+    lost = wording.lost_text(
         sum(incident.steps_lost for incident in resumed),
         is_known=all(incident.committed_is_known for incident in resumed),
     )
     recovering = [incident.recovery_s for incident in incidents if incident.recovery_s is not None]
-    text = Text(f"{count_text(len(incidents), 'incident')} ({', '.join(counts)}), {lost}")
+    text = Text(f"{wording.count_text(len(incidents), 'incident')} ({', '.join(counts)}), {lost}")
     if recovering:
-        text.append(f", {duration_text(sum(recovering))} spent recovering")
+        text.append(f", {wording.duration_text(sum(recovering))} spent recovering")
     return text
 
 
@@ -293,8 +280,9 @@ def hold_lines(status: JobStatus) -> list[Text]:
     lines = [Text(status.holding, style="bold yellow")] if status.holding else []
     for hold in status.holds[-HOLD_ROWS:]:
         end = f"{', '.join(hold.lost)} given up after that" if hold.lost else "none was given up for it"
-        silent = f"{len(hold.nodes)} of {count_text(hold.watched, 'node')} silent for {duration_text(hold.held_s)}"
-        lines.append(Text(f"held: {silent} up to {clock_text(hold.ended_s)}, {end}", style="yellow"))
+        watched, held = wording.count_text(hold.watched, "node"), wording.duration_text(hold.held_s)
+        silent = f"{len(hold.nodes)} of {watched} silent for {held}"
+        lines.append(Text(f"held: {silent} up to {wording.clock_text(hold.ended_s)}, {end}", style="yellow"))
     return lines
 
 
@@ -304,13 +292,13 @@ def controller_lines(status: JobStatus) -> list[Text]:
     if len(living) > 1 or any(each.phase is not ControllerPhase.HOT for each in living):
         lines.append(Text("controllers: ").append(Text(", ".join(map(_controller_text, living)))))
     if status.failover_paused_until_s:
-        until = date_text(status.failover_paused_until_s)
+        until = wording.date_text(status.failover_paused_until_s)
         lines.append(Text(f"failover is paused until {until}: no standby takes over", style="bold yellow"))
     return lines
 
 
 def _controller_text(each: ControllerStatus) -> str:
-    text = f"{cell(each.name)} (pid {each.pid}) {each.phase}"
+    text = f"{wording.cell(each.name)} (pid {each.pid}) {each.phase}"
     return f"{text}, term {each.term}" if each.term else text
 
 
@@ -323,23 +311,23 @@ def overview(incidents: tuple[Incident, ...], until_s: float) -> Table:
     table.add_column("cause", overflow="fold", min_width=CAUSE_WIDTH)
     hidden = len(incidents) - OVERVIEW_ROWS
     if hidden > 0:
-        table.add_row("...", "", "", "", "", "", f"{count_text(hidden, 'earlier incident')}")
+        table.add_row("...", "", "", "", "", "", f"{wording.count_text(hidden, 'earlier incident')}")
     for incident in incidents[-OVERVIEW_ROWS:]:
         resumed = incident.outcome is Outcome.RESUMED
         table.add_row(
             str(incident.number),
             Text(str(incident.outcome), style=OUTCOME_STYLES[incident.outcome]),
-            ABSENT if incident.rung is None else str(incident.rung),
-            duration_text(incident_end_s(incident, until_s) - incident.began_s),
-            duration_text(incident.excess_s),
-            _lost_cell(incident) if resumed else ABSENT,
+            wording.ABSENT if incident.rung is None else str(incident.rung),
+            wording.duration_text(incident_end_s(incident, until_s) - incident.began_s),
+            wording.duration_text(incident.excess_s),
+            _lost_cell(incident) if resumed else wording.ABSENT,
             headline_cause(incident),
         )
     return table
 
 
 def _lost_cell(incident: Incident) -> str:
-    return str(incident.steps_lost) if incident.committed_is_known else UNKNOWN
+    return str(incident.steps_lost) if incident.committed_is_known else wording.UNKNOWN
 
 
 def budget_table(status: JobStatus) -> RenderableType:
@@ -351,7 +339,7 @@ def budget_table(status: JobStatus) -> RenderableType:
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for budget in status.budgets:
-        table.add_row(cell(budget.name), f"{budget.used} of {budget.limit}", _budget_bar(budget))
+        table.add_row(wording.cell(budget.name), f"{budget.used} of {budget.limit}", _budget_bar(budget))
     return table
 
 

@@ -12,18 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.wording import numbers_text
-from .timeline import (
-    FAULT_COLOUR,
-    FAULT_LETTER,
-    RANK_PHASES,
-    FaultMark,
-    IncidentTimeline,
-    Span,
-    newcomers,
-    phase_colour,
-    rank_look,
-    window_of,
-)
+from . import timeline as times
 from .wording import ABSENT, duration_text
 
 RANK_ROWS = 16  # of a big world: the newcomers, then the slowest
@@ -32,7 +21,7 @@ COLUMN_GAP = 2
 INDENT = 2
 
 Window = tuple[float, float]  # seconds since the incident began
-Lanes = Mapping[int, tuple[Span, ...]]
+Lanes = Mapping[int, tuple[times.Span, ...]]
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -42,7 +31,7 @@ class Cell(msgspec.Struct, frozen=True):
     colour: str
 
 
-def timeline_view(timeline: IncidentTimeline, width: int) -> RenderableType:
+def timeline_view(timeline: times.IncidentTimeline, width: int) -> RenderableType:
     """Return the timeline at a width in characters: phases first, then one table of ranks for each attempt."""
     parts: list[RenderableType] = []
     if timeline.phases:
@@ -65,16 +54,16 @@ def legend() -> tuple[Text, Text]:
         style="dim",
     )
     letters = Text("ranks:  ", style="dim")
-    for name in RANK_PHASES:
-        look = rank_look(name)
+    for name in times.RANK_PHASES:
+        look = times.rank_look(name)
         letters.append(look.letter, style=f"black on {look.colour}")
         letters.append(f" {name}  ", style="dim")
-    letters.append(FAULT_LETTER, style=f"bold white on {FAULT_COLOUR}")
+    letters.append(times.FAULT_LETTER, style=f"bold white on {times.FAULT_COLOUR}")
     letters.append(" another fault meanwhile", style="dim")
     return phases, letters
 
 
-def bar_cells(spans: tuple[Span, ...], window: Window, columns: int) -> list[Cell | None]:
+def bar_cells(spans: tuple[times.Span, ...], window: Window, columns: int) -> list[Cell | None]:
     """Lay a rank's spans on `columns` characters. Each gets one at least, moved right where its place is taken."""
     cells: list[Cell | None] = [None] * columns
     taken = 0
@@ -82,7 +71,7 @@ def bar_cells(spans: tuple[Span, ...], window: Window, columns: int) -> list[Cel
         right = columns - (len(spans) - index) + 1  # so that the spans after this one keep a place
         first = max(0, min(max(taken, _column(span.began_s, window, columns)), right - 1))
         taken = max(first + 1, min(_column(span.ended_s, window, columns), right))
-        look = rank_look(span.name)
+        look = times.rank_look(span.name)
         for column in range(first, min(taken, columns)):
             cells[column] = Cell(look.letter, look.colour)
     return cells
@@ -90,7 +79,7 @@ def bar_cells(spans: tuple[Span, ...], window: Window, columns: int) -> list[Cel
 
 def rows_to_show(lanes: Lanes) -> list[int]:
     """Return the ranks to show in full, in order: all, or in a big world the newcomers and the slowest."""
-    new = newcomers(lanes)
+    new = times.newcomers(lanes)
 
     def importance(rank: int) -> tuple[bool, float]:
         return rank not in new, -sum(span.length_s for span in lanes[rank])
@@ -105,7 +94,7 @@ def _column(at_s: float, window: Window, columns: int) -> int:
     return max(0, min(columns, round((at_s - began_s) / (ended_s - began_s) * columns)))
 
 
-def _phase_table(timeline: IncidentTimeline, width: int) -> Table:
+def _phase_table(timeline: times.IncidentTimeline, width: int) -> Table:
     window = (0.0, timeline.length_s)
     head = ("phase", "generation", "took")
     rows = [(span.name, f"{span.generation}", duration_text(span.length_s)) for span in timeline.phases]
@@ -114,14 +103,14 @@ def _phase_table(timeline: IncidentTimeline, width: int) -> Table:
     for row, span in zip(rows, timeline.phases, strict=True):
         first = min(_column(span.began_s, window, columns), columns - 1)
         last = max(first + 1, _column(span.ended_s, window, columns))
-        table.add_row(*row, Text(" " * first).append("=" * (last - first), style=phase_colour(span.name)))
+        table.add_row(*row, Text(" " * first).append("=" * (last - first), style=times.phase_colour(span.name)))
     return table
 
 
-def _rank_table(lanes: Lanes, marks: tuple[FaultMark, ...], width: int) -> Table:
-    window = window_of(lanes)
+def _rank_table(lanes: Lanes, marks: tuple[times.FaultMark, ...], width: int) -> Table:
+    window = times.window_of(lanes)
     names = _phase_names(lanes)
-    new = newcomers(lanes)
+    new = times.newcomers(lanes)
     shown = rows_to_show(lanes)
     rest = [rank for rank in lanes if rank not in shown]
     rows = [(f"{rank}{' new' if rank in new else ''}", *_durations(lanes[rank], names)) for rank in shown]
@@ -138,33 +127,33 @@ def _rank_table(lanes: Lanes, marks: tuple[FaultMark, ...], width: int) -> Table
     return table
 
 
-def _faults(marks: tuple[FaultMark, ...], rank: int, window: Window) -> list[float]:
+def _faults(marks: tuple[times.FaultMark, ...], rank: int, window: Window) -> list[float]:
     """Return when the rank was reported within the window. What came before it is the cause, and is shown as text."""
     began_s, ended_s = window
     return [mark.at_s for mark in marks if mark.rank == rank and began_s < mark.at_s < ended_s]
 
 
-def _bar(spans: tuple[Span, ...], faults: list[float], window: Window, columns: int) -> Text:
+def _bar(spans: tuple[times.Span, ...], faults: list[float], window: Window, columns: int) -> Text:
     cells = bar_cells(spans, window, columns)
     for at_s in faults:
-        cells[min(columns - 1, _column(at_s, window, columns))] = Cell(FAULT_LETTER, FAULT_COLOUR)
+        cells[min(columns - 1, _column(at_s, window, columns))] = Cell(times.FAULT_LETTER, times.FAULT_COLOUR)
     text = Text()
     for cell in cells:
         if cell is None:
             text.append(" ")
         else:
-            ink = "bold white" if cell.letter == FAULT_LETTER else "black"
+            ink = "bold white" if cell.letter == times.FAULT_LETTER else "black"
             text.append(cell.letter, style=f"{ink} on {cell.colour}")
     return text
 
 
 def _phase_names(lanes: Lanes) -> list[str]:
     present = {span.name for lane in lanes.values() for span in lane}
-    known = [name for name in RANK_PHASES if name in present]
-    return known + sorted(present.difference(RANK_PHASES))
+    known = [name for name in times.RANK_PHASES if name in present]
+    return known + sorted(present.difference(times.RANK_PHASES))
 
 
-def _durations(spans: tuple[Span, ...], names: list[str]) -> tuple[str, ...]:
+def _durations(spans: tuple[times.Span, ...], names: list[str]) -> tuple[str, ...]:
     took = {span.name: span.length_s for span in spans}
     return tuple(duration_text(took[name]) if name in took else ABSENT for name in names)
 

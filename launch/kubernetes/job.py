@@ -12,16 +12,8 @@ import msgspec
 import yaml
 
 from ...platforms.kubernetes import names
+from ...platforms.kubernetes import settings as kubernetes
 from ...platforms.kubernetes.objects import Submission, default_directory, lease_store, manifests, role_manifests
-from ...platforms.kubernetes.settings import (
-    LEASE_SCHEME,
-    Settings,
-    checked_condition,
-    checked_controllers,
-    checked_job,
-    parse_resource,
-    parse_volume,
-)
 from ...policies.acjob.translation import Translation, translate
 from ...policies.files import render
 from ...policies.scripted_roles import JobOfRoles, parse_roles
@@ -58,7 +50,7 @@ def launch(start: Start, flags: PodFlags, token_file: Path | None, echo: Echo, *
     return asyncio.run(run(api, settings.job, objects, echo, follow=not flags.detach, quiet=quiet))
 
 
-def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> Settings:
+def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> kubernetes.Settings:
     """Return what the job's pods are like. Raises ConfigurationError."""
     if flags.image is None:
         raise ConfigurationError("--platform kubernetes needs --image: one with midstep and the script in it.")
@@ -68,19 +60,19 @@ def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> Se
         raise ConfigurationError(
             "--fault-source and --fixed-nodes are for nodes on this machine; see --config-maps for faults of hardware."
         )
-    store, shared = _store(flags.store), tuple(map(parse_volume, flags.volumes))
-    settings = Settings(
-        job=checked_job(checked_name(start.job or new_name())),
+    store, shared = _store(flags.store), tuple(map(kubernetes.parse_volume, flags.volumes))
+    settings = kubernetes.Settings(
+        job=kubernetes.checked_job(checked_name(start.job or new_name())),
         image=flags.image,
-        resources=dict(map(parse_resource, flags.resources)),
+        resources=dict(map(kubernetes.parse_resource, flags.resources)),
         volumes=shared,
         environment=start.environment,
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
         launcher=_template(flags.launcher_template),
         watch_nodes=flags.watch_nodes or bool(flags.node_conditions),
-        node_conditions=tuple(map(checked_condition, dict.fromkeys(flags.node_conditions))),
-        controllers=checked_controllers(flags.controllers, store, shared),
+        node_conditions=tuple(map(kubernetes.checked_condition, dict.fromkeys(flags.node_conditions))),
+        controllers=kubernetes.checked_controllers(flags.controllers, store, shared),
         store=store,
         config_maps=tuple(dict.fromkeys(flags.config_maps)),
         has_roles=has_roles,
@@ -94,7 +86,7 @@ def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> Se
     return settings
 
 
-def submission_of(start: Start, settings: Settings, translated: Translation | None = None) -> Submission:
+def submission_of(start: Start, settings: kubernetes.Settings, translated: Translation | None = None) -> Submission:
     """Return what is submitted in the controller's pod. `translated`: the policy in the place of a file's.
 
     Raises ConfigurationError for a policy that does not fit.
@@ -143,7 +135,7 @@ def _store(given: str | None) -> str:
     """
     if given is None:
         return ""
-    if given.startswith(LEASE_SCHEME):
+    if given.startswith(kubernetes.LEASE_SCHEME):
         raise ConfigurationError(f"--store {given}: that is what --controllers chooses for a job without --store.")
     from ...controller.etcd.place import parse_place
 
@@ -209,7 +201,7 @@ def launch_roles(
     return asyncio.run(following)
 
 
-def _check_roles(file: Path, plan: JobOfRoles, settings: Settings, flags: PodFlags) -> None:
+def _check_roles(file: Path, plan: JobOfRoles, settings: kubernetes.Settings, flags: PodFlags) -> None:
     """Refuse what could not run. Raises ConfigurationError."""
     if flags.store is not None or flags.acjob is not None:
         raise ConfigurationError(
@@ -223,7 +215,7 @@ def _check_roles(file: Path, plan: JobOfRoles, settings: Settings, flags: PodFla
         )
     jobs: dict[str, str] = {}
     for role in plan.roles:
-        name = checked_job(role_job("kubernetes", settings.job, role.name, HIGHEST_ATTEMPT))
+        name = kubernetes.checked_job(role_job("kubernetes", settings.job, role.name, HIGHEST_ATTEMPT))
         if name in jobs:
             raise ConfigurationError(f"{file}: roles {jobs[name]} and {role.name} cannot both name objects: {name}.")
         jobs[name] = role.name
