@@ -71,10 +71,6 @@ def told(entry: StoryEntry) -> str:
     return "\n".join(story_lines(entry))
 
 
-if __name__ == "__main__":
-    main()
-
-
 def story_lines(turn: StoryEntry) -> Iterator[str]:
     """Yield the lines of one event: when and what it was, how the phase changed, and each action that it caused."""
     changed = f"   [{turn.before} -> {turn.after}]" if turn.before is not turn.after else ""
@@ -117,3 +113,7 @@ def _fields(message: Any) -> Iterator[tuple[str, str]]:
             value = value.value
         if isinstance(value, int | str):
             yield field, telling_line(str(value))
+
+
+if __name__ == "__main__":
+    main()

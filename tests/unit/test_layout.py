@@ -171,6 +171,17 @@ def test_files_and_functions_stay_small() -> None:
     assert long == []
 
 
+def test_a_program_begins_when_all_of_its_module_is_there() -> None:
+    """What is defined below the call of `main` does not exist for it."""
+    early = []
+    for path in modules():
+        guards = [
+            node for node in parsed(path).body[:-1] if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        ]
+        early += [f"{path.relative_to(ROOT)}:{node.lineno}" for node in guards]
+    assert early == []
+
+
 def test_every_module_says_why_it_exists() -> None:
     """The face of a file is its docstring; only an empty `__init__.py` needs none."""
     silent = []

@@ -15,13 +15,15 @@ from midstep.controller.endpoints.control_requests import Refused, Reply, StoryR
 from midstep.controller.endpoints.story import StoryOrder, Storyteller, excerpt
 from midstep.controller.etcd.place import Access, parse_place
 from midstep.controller.journal.sqlite_file import journal_path
-from midstep.controller.journal.sqlite_store import found_journal
+from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.opening import ControllerPlace
+from midstep.controller.recovery.events import StopRequested
 from midstep.controller.story import StoryEntry, turns
 from midstep.policies.schema import default_policy
 from midstep.protocol.compat import within
 
 from ...fakes.cluster import FakeCluster, job
+from ..test_journal import entry
 
 PATIENCE_S = 60.0
 
@@ -78,8 +80,10 @@ def test_an_event_that_is_longer_than_any_may_be_is_cut_and_says_so(monkeypatch:
 
 @pytest.fixture
 def place(tmp_path: Path) -> ControllerPlace:
-    """A job whose journal has no event."""
+    """A job whose journal has one event."""
     found_journal(journal_path(tmp_path), job(), default_policy())
+    with open_sqlite(journal_path(tmp_path)) as journal:
+        journal.append([entry(StopRequested("enough"), 1)], 100.0)
     return ControllerPlace(tmp_path, tmp_path, tmp_path, "tcp://127.0.0.1:0")
 
 
@@ -102,7 +106,10 @@ async def answers(teller: Storyteller, asked: int) -> list[Reply]:
 
 
 def test_a_story_is_read_from_the_journal_by_another_process(place: ControllerPlace) -> None:
-    assert asyncio.run(answers(Storyteller(STORY_PROGRAM, place), 1)) == [StoryReply((), 1)]
+    (reply,) = asyncio.run(answers(Storyteller(STORY_PROGRAM, place), 1))
+    assert isinstance(reply, StoryReply)
+    (event,) = reply.told
+    assert "stop requested: reason enough" in event
 
 
 def test_an_order_names_an_etcd_with_all_that_it_asks_for() -> None:
