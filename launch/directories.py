@@ -20,7 +20,7 @@ from ..platforms.processes import NodeMark
 from ..policies.scripted_roles import JobOfRoles
 from ..protocol.discovery import ROLE_STORE_NAME
 from ..protocol.errors import ConfigurationError
-from ..protocol.private_files import make_private_directory, replace_file
+from ..protocol.private_files import make_private_directory, read_own_file, replace_file
 from ..protocol.run_directories import Fate, RunDirectory, RunDirectoryTaken, claim, clear_abandoned
 from ..protocol.transport import MAX_IPC_PATH_BYTES
 
@@ -191,10 +191,13 @@ def run_directory_of(job_directory: Path) -> Path | None:
 
 
 def read_job_file(job_directory: Path) -> JobFile | None:
-    """Return `job.json`; None if the job was never started. Raises ConfigurationError if it cannot be read."""
+    """Return `job.json`; None if the job was never started.
+
+    Raises ConfigurationError if it cannot be read, or if another user could have written it (ForeignFile).
+    """
     path = job_directory / JOB_FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JobFile)
+        return msgspec.json.decode(read_own_file(path), type=JobFile)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
@@ -366,7 +369,7 @@ def write_group(directory: Path, record: GroupRecord) -> None:
 
 def read_group(directory: Path) -> GroupRecord | None:
     """Return how the roles stand; None where the job has not begun. Raises ConfigurationError."""
-    return _read(directory / GROUP_NAME, GroupRecord) if (directory / GROUP_NAME).is_file() else None
+    return _read(directory / GROUP_NAME, GroupRecord) if (directory / GROUP_NAME).exists() else None
 
 
 def role_directory(directory: Path, role: str, attempt: int) -> Path:
@@ -402,6 +405,6 @@ def store_folder(directory: Path) -> Path:
 
 def _read(path: Path, form: type[_Form]) -> _Form:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=form)
+        return msgspec.json.decode(read_own_file(path), type=form)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}. `midstep run --roles` writes it.") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..protocol.errors import MidstepError
+from ..protocol.errors import ForeignFile, MidstepError
 from ..protocol.incidents import ControllerPhase, JobStatus
 from .reached_job import ReachedJob, look, reached
 
@@ -90,6 +90,8 @@ def _looked(job: ReachedJob, last: JobView) -> tuple[JobView, str]:
     """Return what is known now, and why no controller has answered."""
     try:
         status, note = look(job)
+    except ForeignFile:
+        raise
     except MidstepError as error:
         return msgspec.structs.replace(last, answered=False), str(error)
     if note and status.exit_code is None:  # the journal lags behind what a controller has said

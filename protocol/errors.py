@@ -49,6 +49,10 @@ class ConfigurationError(MidstepError):
     """The user's file, flag or environment is wrong. Nothing was started."""
 
 
+class ForeignFile(ConfigurationError):
+    """A file that says where to connect could have been written by another user. It is not followed."""
+
+
 class NotAdmitted(ConfigurationError):
     """The controller does not admit this node: a wrong token, or its own reason. The same again will not help."""
 

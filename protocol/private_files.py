@@ -11,9 +11,12 @@ import os
 import stat
 from pathlib import Path
 
+from .errors import ForeignFile
+
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_REMEDY = "it names what is connected to. Look at the job as the user who runs it"
 
 
 def make_private_directory(path: Path) -> None:
@@ -56,3 +59,28 @@ def replace_file(path: Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):  # a file system that takes no draft takes no removal of one either
             draft.unlink()
+
+
+def read_own_file(path: Path) -> bytes:
+    """Return a file that says where to connect, which only its user or root may have written.
+
+    Raises ForeignFile for another one, and OSError. Nothing is waited for: what is no file, or a link, is refused.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ForeignFile(f"{path} is a link: {_REMEDY}") from error
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ForeignFile(f"{path} is no regular file: {_REMEDY}")
+        own, owner, mode = os.getuid(), status.st_uid, stat.S_IMODE(status.st_mode)
+        if owner not in {own, 0}:
+            raise ForeignFile(f"{path} belongs to user {owner}, and neither to {own} nor to root: {_REMEDY}")
+        if mode & WRITABLE_BY_OTHERS:
+            raise ForeignFile(
+                f"{path} can be written by others (mode {mode:o}): {_REMEDY}, or chmod 600 it if you know what it says"
+            )
+        return file.read()

@@ -13,11 +13,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from midstep.cli import main as cli
 from midstep.controller.endpoints.discovery_files import JobResult
 from midstep.launch import job as job_start
 from midstep.launch import launcher
-from midstep.launch.directories import place_for
+from midstep.launch.directories import (
+    JobFile,
+    place_for,
+    read_group,
+    read_job_file,
+    run_directory_of,
+    write_job_file,
+)
 from midstep.launch.job import PreparedJob, Start, create_job
 from midstep.protocol.errors import ConfigurationError
 
@@ -188,3 +197,53 @@ def test_a_watch_over_fault_sources_that_fails_is_not_the_job_s_end(
     assert asyncio.run(launcher.Launcher(job).run()).exit_code == 0
     assert "the fault sources are not watched any more" in caplog.text
     assert not job.run_directory.exists()
+
+
+@attack(
+    "puts a `job.json` or `group.json` of another user's where the user looks at a job, or writes into the user's own",
+    holds="each command refuses it before it connects to the run directory, etcd or volume that it names; nor does it "
+    "wait for a pipe, or follow a link",
+    reads="Error: .../job.json belongs to user 4711, and neither to 1000 nor to root: it names what is connected to",
+)
+@pytest.mark.parametrize("how", ["of another user", "writable by the group", "writable by all", "a link", "a pipe"])
+@pytest.mark.parametrize("name", ["job.json", "group.json"])
+def test_a_job_file_that_others_could_have_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, name: str
+) -> None:
+    """A file of the user's own, or of root's, is read as ever."""
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    path = directory / name
+    path.touch(0o600)
+    write_job_file(directory, JobFile(str(tmp_path / "run"), "etcd://attacker:2379", "demo"))
+    assert run_directory_of(directory) == tmp_path / "run"
+    if how == "a link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif how == "a pipe":
+        path.unlink()
+        os.mkfifo(path, 0o600)
+    elif how == "of another user":
+        monkeypatch.setattr(os, "getuid", lambda: 4711)
+        if os.stat(path).st_uid == 0:
+            os.chown(path, 4712, -1)
+    else:
+        path.chmod(0o620 if how == "writable by the group" else 0o602)
+
+    read = {"job.json": read_job_file, "group.json": read_group}[name]
+    with pytest.raises(ConfigurationError, match=name):
+        read(directory)
+
+
+@pytest.mark.parametrize("words", [["status"], ["report"], ["stop"], ["watch"], ["inject", "--rank", "0"]], ids=str)
+def test_each_command_that_looks_for_a_job_refuses_a_foreign_one(tmp_path: Path, words: list[str]) -> None:
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    (directory / "journal.sqlite").touch()
+    write_job_file(directory, JobFile(str(tmp_path / "run"), "etcd://attacker.invalid:2379", "demo"))
+    (directory / "job.json").chmod(0o666)
+
+    done = CliRunner().invoke(cli.main, [words[0], str(directory), *words[1:]])
+
+    assert done.exit_code != 0
+    assert "job.json can be written by others (mode 666): it names what is connected to" in done.output
