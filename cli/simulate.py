@@ -19,12 +19,14 @@ from ..forecast.outlook import Loss, Outlook
 from ..policies.files import load_policy
 from ..policies.schema import default_policy
 from ..protocol.errors import ConfigurationError, PolicyError
+from ..protocol.time_spent import TimeSpent
 from ..protocol.types import Rung
 from ..testing.invariants import InvariantBroken
 from ..testing.simulation.world import simulate
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
 from .numbers import HOURS, NODES, RANKS_OF_A_NODE, SEED, SPARES
+from .views.time_text import share_text, time_table
 from .views.wording import duration_text
 
 EXIT_WRONG_FILE = 1
@@ -73,6 +75,7 @@ class Duration(click.ParamType[float]):
 @click.option("--seed", type=SEED, default=0, show_default=True, help="The same seed gives the same forecast.")
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path), help="Write JSON; -: print.")
 @click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="Draw it: .png, .svg or .pdf.")
+@click.option("--beside", metavar="JOB", help="Show where the time of a real job went beside the forecast.")
 @click.option("--replay", metavar="SEED", type=SEED,
               help="Play a random small job of the test suite instead, and print its transcript.")  # fmt: skip
 def command(
@@ -88,6 +91,7 @@ def command(
     seed: int,
     json_file: Path | None,
     picture: Path | None,
+    beside: str | None,
     replay: int | None,
 ) -> None:
     """Forecast what a policy would do about a month of faults.
@@ -99,6 +103,7 @@ def command(
     if replay is not None:
         _replay(replay)
         return
+    so_far = None if beside is None else _time_of(beside)
     cluster = Cluster(nodes, ranks_per_node, spares, more_nodes)
     if cluster.ranks > MAX_RANKS:
         raise click.UsageError(f"{nodes} nodes of {ranks_per_node} ranks are more than {MAX_RANKS} ranks")
@@ -116,7 +121,7 @@ def command(
         sys.exit(EXIT_WRONG_FILE)
     if json_file != Path("-"):
         console = Terminal()
-        for part in outlook_tables(outlook, cluster):
+        for part in outlook_tables(outlook, cluster, so_far):
             console.print(part)
     sys.exit(EXIT_VIOLATED if outlook.violations else 0)
 
@@ -144,6 +149,16 @@ def _write(outlook: Outlook, json_file: Path | None, picture: Path | None) -> No
         write_outlook_picture(outlook, picture)
 
 
+def _time_of(job: str) -> TimeSpent:
+    """Return where the time of a real job went. Raises MidstepError."""
+    from ..launch.reached_job import look, reached
+
+    status, _ = look(reached(job, None, None))
+    if status.time is None:
+        raise ConfigurationError(f"job {status.job} has not begun: there is nothing to show beside the forecast.")
+    return status.time
+
+
 def _replay(seed: int) -> None:
     try:
         world = simulate(seed, whole_transcript=True)
@@ -157,8 +172,8 @@ def _replay(seed: int) -> None:
     echo(f"seed {seed}: all invariants hold; exit code {finish.exit_code}: {finish.reason}")
 
 
-def outlook_tables(outlook: Outlook, cluster: Cluster) -> Iterator[RenderableType]:
-    """Yield what there is to say, the sum first."""
+def outlook_tables(outlook: Outlook, cluster: Cluster, so_far: TimeSpent | None = None) -> Iterator[RenderableType]:
+    """Yield what there is to say, the sum first. `so_far`: the time of a real job, to be shown beside it."""
     faults = ", ".join(f"{count} {kind}" for kind, count in outlook.faults.most_common())
     yield Text.assemble(
         (f"goodput {100 * outlook.goodput:.2f} %", "bold"),
@@ -167,6 +182,7 @@ def outlook_tables(outlook: Outlook, cluster: Cluster) -> Iterator[RenderableTyp
     )
     yield _by_rung(outlook)
     yield _losses(outlook)
+    yield from _as_counted(outlook.time, so_far)
     if outlook.smaller_hours:
         yield Text(f"{outlook.smaller_hours:.1f} h were trained with fewer ranks than asked for", style="yellow")
     if outlook.spent:
@@ -180,6 +196,13 @@ def outlook_tables(outlook: Outlook, cluster: Cluster) -> Iterator[RenderableTyp
             yield Text(f"violated: {violation}", style="bold red")
     else:
         yield Text("no invariant was violated", style="green")
+
+
+def _as_counted(forecast: TimeSpent, so_far: TimeSpent | None) -> Iterator[RenderableType]:
+    """Yield the categories in which `midstep status` counts the time of a real job."""
+    text = f"as `midstep status` counts it: forecast {share_text(forecast.goodput)}"
+    yield Text(text if so_far is None else f"{text}, so far {share_text(so_far.goodput)}", style="bold")
+    yield time_table({"forecast": forecast, **({} if so_far is None else {"so far": so_far})})
 
 
 def _by_rung(outlook: Outlook) -> Table:

@@ -254,7 +254,7 @@ class Driver:
         self._enroller.restore()
         self._liveness.start(self._clock.now(), FOUND_S)
         _log.info("term %d begins, %d events replayed", self._journal.term, events)
-        self._pend(ControllerStarted(self._journal.term))
+        self._pend(ControllerStarted(self._journal.term, self._journal.guarded_until_s))
         if self._stop is not None:
             self._pend(StopRequested(self._stop, insist=False))
 
@@ -290,7 +290,7 @@ class Driver:
     def status(self) -> JobStatus:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
         now, error = self._clock.now(), self._trouble.error
-        status = self._board.overlay(self._machine.status(now))
+        status = self._learned.times.told(self._board.overlay(self._machine.status(now)))
         controllers, paused_until_s = self._switchover.standing()
         return msgspec.structs.replace(
             status,

@@ -11,6 +11,7 @@ from .liveness import Liveness, Watch
 from .recovery.events import Action, Event, Finish, Send, StopRequested
 from .recovery.machine import Machine
 from .routes import Routes
+from .time_account import TimeAccount
 
 FORMAT = 1  # of a snapshot
 
@@ -26,6 +27,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enrolments: EnrolmentBook
     finish: Finish | None
     stop_requested: bool
+    times: TimeAccount = msgspec.field(default_factory=TimeAccount)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -33,7 +35,7 @@ _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class Learned:
-    """Machine, routes, liveness and admitted nodes of one controller, taught by the same events."""
+    """Machine, routes, liveness, admitted nodes and time of one controller, taught by the same events."""
 
     def __init__(
         self, machine: Machine, routes: Routes, liveness: Liveness, enrolments: EnrolmentBook | None = None
@@ -46,6 +48,7 @@ class Learned:
         self.finish: Finish | None = None
         self.stop_requested = False
         self.at_s = 0.0
+        self.times = TimeAccount()
 
     def take(self, event: Event, at_s: float) -> list[Action]:
         """Learn from an event and from what the machine makes of it; the same in a replay as when it happens."""
@@ -54,6 +57,7 @@ class Learned:
         self.stop_requested |= isinstance(event, StopRequested)
         self.routes.learn(event, actions)
         self.liveness.learn(event, at_s)
+        self.times.follow(self.machine.state, event, at_s)
         self.enrolments.learn(event, at_s)
         for action in actions:
             if isinstance(action, Finish):
@@ -69,8 +73,9 @@ class Learned:
         """
         try:
             machine, routes, watch = self.machine.memory(), self.routes.learned(), self.liveness.learned()
+            enrolments, finish, stop_requested = self.enrolments, self.finish, self.stop_requested
             return _encode(
-                Snapshot(FORMAT, self.at_s, machine, routes, watch, self.enrolments, self.finish, self.stop_requested)
+                Snapshot(FORMAT, self.at_s, machine, routes, watch, enrolments, finish, stop_requested, self.times)
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise JournalError(f"no snapshot can be written: {error}. Report this, with the journal.") from error
@@ -82,6 +87,7 @@ class Learned:
         self.routes.restore(snapshot.routes)
         self.liveness.restore(snapshot.watch, snapshot.at_s)
         self.enrolments.restore(snapshot.enrolments)
+        self.times = snapshot.times
         self.finish, self.stop_requested, self.at_s = snapshot.finish, snapshot.stop_requested, snapshot.at_s
 
 

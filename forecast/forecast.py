@@ -14,6 +14,7 @@ from ..controller.recovery.events import Action, Event, Send
 from ..controller.recovery.machine import RecoveryMachine
 from ..controller.recovery.state import Phase
 from ..controller.recovery.world import NodeState
+from ..controller.time_account import TimeAccount
 from ..policies.fault_codes import TREATMENTS, Treatment
 from ..policies.schema import Policy
 from ..protocol import types as t
@@ -54,6 +55,7 @@ class Forecast:
         self._trained_from_s = 0.0
         self._part_s = 0.0  # of a step, trained when the last fault came
         self._reached = 0  # the most steps before the last fault
+        self._times = TimeAccount()
         self._machines = Machines(cluster.nodes + cluster.spares + cluster.more_nodes, self._model.node_repair_s)
         self._begin(0.0, 0)
 
@@ -81,6 +83,8 @@ class Forecast:
     # --- the job ------------------------------------------------------------------------------------------------
 
     def _begin(self, at_s: float, checkpoint: int) -> None:
+        self.outlook.counted(self._times.until(at_s))
+        self._times = TimeAccount()
         cluster = self._cluster
         job = t.JobSpec(
             job="forecast", command=("train.py",), is_module=False, no_python=False, environment={},
@@ -120,6 +124,7 @@ class Forecast:
     def _handled(self, event: Event, actions: list[Action]) -> None:
         """Look on: when training begins and ends, what was decided, and whether all is as it should be."""
         machine = self._machine
+        self._times.follow(machine.state, event, self._fleet.now)
         running = machine.phase is Phase.RUNNING
         if running and not self._running:
             self._close_incidents()
@@ -275,6 +280,7 @@ class Forecast:
 
     def _conclude(self) -> None:
         self._close_incidents()
+        self.outlook.counted(self._times.until(self._end_s))
         outlook = self.outlook
         useful_s = (outlook.steps_done - outlook.steps_lost) * self._model.step_s - outlook.lost_s[Loss.FEWER]
         outlook.goodput = min(1.0, max(0.0, useful_s / self._end_s)) if self._end_s else 1.0

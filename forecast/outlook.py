@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 
 from ..protocol.compat import StrEnum
+from ..protocol.time_spent import TimeSpent, time_spent
 from ..protocol.types import Rung
 from .fault_trace import Kind
 
@@ -41,7 +42,8 @@ class Outlook(msgspec.Struct, kw_only=True):
     """The whole forecast. `goodput`: the part of the time that went into steps that were not lost again.
 
     `smaller_hours`: how long it trained with fewer ranks than asked for. `spent` counts how often a rung was passed
-    over because a budget was spent; `faults_missed` are those of ranks without a process.
+    over because a budget was spent; `faults_missed` are those of ranks without a process. `time` is what the account of
+    a real job would say (`midstep status`), without the time in which the job was stopped.
     """
 
     seed: int
@@ -56,6 +58,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     faults_missed: int = 0
     smaller_hours: float = 0.0
     faults: Counter[Kind] = msgspec.field(default_factory=Counter)
+    time: TimeSpent = time_spent(0.0, 0.0, {}, trained=True)
     lost_s: dict[Loss, float] = msgspec.field(default_factory=lambda: dict.fromkeys(Loss, 0.0))
     timeline: list[Took] = msgspec.field(default_factory=list)
     stops: list[JobStop] = msgspec.field(default_factory=list)
@@ -64,6 +67,13 @@ class Outlook(msgspec.Struct, kw_only=True):
     def taken(self, took: Took) -> None:
         """Add an incident."""
         self.timeline.append(took)
+
+    def counted(self, spent: TimeSpent | None) -> None:
+        """Add where the time of one job went, up to its end."""
+        if spent is not None:
+            sums = Counter(self.time.seconds)
+            sums.update(spent.seconds)
+            self.time = time_spent(0.0, self.time.wall_s + spent.wall_s, sums, trained=True)
 
     def by_rung(self) -> dict[Rung, list[Took]]:
         """Return the incidents of each rung, cheapest first."""
@@ -86,5 +96,6 @@ class Outlook(msgspec.Struct, kw_only=True):
             "faults_missed": self.faults_missed, "budgets_spent": self.spent,
             "steps_done": self.steps_done, "steps_lost": self.steps_lost, "smaller_hours": self.smaller_hours,
             "lost_s": {loss.value: self.lost_s[loss] for loss in Loss},
+            "time": msgspec.to_builtins(self.time),
             "stops": msgspec.to_builtins(self.stops), "timeline": msgspec.to_builtins(self.timeline),
         }  # fmt: skip

@@ -9,6 +9,7 @@ import msgspec
 
 from .compat import StrEnum
 from .reports import PreparedProcesses
+from .time_spent import TimeSpent
 from .types import Decision, FaultReport, RestoreSource, Rung
 
 
@@ -224,3 +225,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     holds: tuple[HoldRecord, ...] = ()
     controllers: tuple[ControllerStatus, ...] = ()  # those that live, as far as the one that answers knows
     failover_paused_until_s: float = 0.0  # until then no standby takes over; 0: failover is on
+    time: TimeSpent | None = None  # since the job began
+    time_lately: tuple[TimeSpent, ...] = ()  # of the last hour, day and 30 days, as far as the job is longer

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.incidents import Incident, JobStatus, Outcome
+from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import Decision, FaultReport
 from .causes import cause_line
 from .timeline import IncidentTimeline, Span, finite, lay_out, phase_seconds, slowest_rank_seconds
@@ -84,7 +85,7 @@ def reasons(incident: Incident) -> list[str]:
 
 
 def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str, Any]:
-    """Return what `midstep report --json` prints: the job, the chosen incidents, the budgets."""
+    """Return what `midstep report --json` prints: the job, the chosen incidents, the budgets, where the time went."""
     return {
         "job": status.job,
         "at_s": status.at_s,
@@ -97,6 +98,19 @@ def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str,
         "refused": dict(status.refused),
         "faults": faults_json(status),
         "holds": [msgspec.to_builtins(hold) for hold in status.holds],
+        "time": None if status.time is None else time_json(status.time),
+        "time_lately": [time_json(spent) for spent in status.time_lately],
+    }
+
+
+def time_json(spent: TimeSpent) -> dict[str, Any]:
+    """Return where the time went as data, with every category."""
+    return {
+        "began_s": spent.began_s,
+        "ended_s": spent.ended_s,
+        "wall_s": spent.wall_s,
+        "goodput": spent.goodput,
+        "seconds": {str(each): spent.seconds.get(each, 0.0) for each in TimeCategory},
     }
 
 

@@ -20,6 +20,7 @@ from .report_text import (
     overview,
     summary_line,
 )
+from .time_text import time_line
 from .wording import ABSENT, cell, count_text, date_text, duration_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
@@ -35,7 +36,7 @@ _RESTARTS = 5
 
 def status_view(status: JobStatus) -> RenderableType:
     """Return the status as text; the first line is what the job is doing."""
-    parts: list[RenderableType] = [job_line(status), _figures(status), summary_line(status)]
+    parts: list[RenderableType] = [job_line(status), _figures(status), *time_line(status), summary_line(status)]
     parts += [*controller_lines(status), *hold_lines(status)]
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes), *imports_lines(status.nodes)))

@@ -69,10 +69,11 @@ class _LockFile:
         descriptor, may = _open(self._path), admitted()
         while may and _locked(descriptor):
             if _identity(os.fstat(descriptor)) == _identity_of(self._path):
-                return FileLeadership(self._path, descriptor)
+                return FileLeadership(self._path, descriptor, last_sign_s=_last_sign_s(descriptor))
             os.close(descriptor)  # it was put aside by a new leader just now
             descriptor = _open(self._path)
         self._holder, file = _read(descriptor), _identity(os.fstat(descriptor))
+        last_sign_s = _last_sign_s(descriptor)
         os.close(descriptor)
         silent_s = self._silence.lasts_s(self._holder, time.monotonic())
         counts = self._holder is not None and self._holder.beats  # the silence of one that does not says nothing
@@ -80,7 +81,7 @@ class _LockFile:
             return None
         assert self._holder is not None
         _log.warning("the leader (%s) has shown no sign of life for %.1f s", _named(self._holder), self._lease_s)
-        return FileLeadership.instead_of(self._path, self._holder, file)
+        return FileLeadership.instead_of(self._path, self._holder, file, last_sign_s)
 
     def forget(self) -> None:
         """A file of this host is always there to look at."""
@@ -101,7 +102,10 @@ class _LockFile:
 
 
 class FileLeadership:
-    """The lead, or, with `deposed`, the right to take it from a leader that is silent."""
+    """The lead, or, with `deposed`, the right to take it from a leader that is silent.
+
+    `last_sign_s`: when the leader before this one last showed a sign of life, on this machine's monotonic clock.
+    """
 
     def __init__(
         self,
@@ -110,6 +114,8 @@ class FileLeadership:
         deposed: LockHolder | None = None,
         deposed_file: tuple[int, int] | None = None,
         draft: Path | None = None,
+        *,
+        last_sign_s: float | None = None,
     ) -> None:
         """Not for callers: `FileElection.stand`."""
         self._path = path
@@ -120,16 +126,19 @@ class FileLeadership:
         self._told = False
         self._deposed_file = deposed_file
         self.deposed = deposed
+        self.last_sign_s = last_sign_s
         if draft is None:
             self._write()
 
     @classmethod
-    def instead_of(cls, path: Path, deposed: LockHolder, deposed_file: tuple[int, int]) -> "FileLeadership":
+    def instead_of(
+        cls, path: Path, deposed: LockHolder, deposed_file: tuple[int, int], last_sign_s: float | None
+    ) -> "FileLeadership":
         """Prepare a file that will take the place of the silent leader's."""
         draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         descriptor = _open(draft)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return cls(path, descriptor, deposed, deposed_file, draft)
+        return cls(path, descriptor, deposed, deposed_file, draft, last_sign_s=last_sign_s)
 
     def begin(self, term: int) -> None:
         """Be found as the leader of a term, in the file whose name all others look at.
@@ -211,6 +220,12 @@ class FileLeadership:
             if not self._told:
                 self._told = True
                 _log.warning("%s cannot be written: %s; a standby may take this one for frozen", self._path, error)
+
+
+def _last_sign_s(descriptor: int) -> float | None:
+    """Return when a leader last wrote its file, on the monotonic clock; None: none has."""
+    status = os.fstat(descriptor)
+    return None if not status.st_size else time.monotonic() - max(0.0, time.time() - status.st_mtime)
 
 
 def _open(path: Path) -> int:

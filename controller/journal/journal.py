@@ -179,6 +179,7 @@ class Journal:
         self._growth = Growth(store.limits)
         self._taken_in = TakenIn()
         self._there: set[tuple[str, int, int]] = set()  # events that only the store knew of
+        self.guarded_until_s: float | None = None  # a sign of life of the last leader, on the clock; None: not known
         store.take_over(leadership, self._begin)
 
     def _begin(self) -> TermRecord:
@@ -189,6 +190,9 @@ class Journal:
         if before is not None and before.events > self._last[0]:
             raise damaged(self._store, f"its end is lost: {before.events} events were in it, and {self._last[0]} are")
         self.clock = Clock.continuing(None if before is None else before.clock, self._heard())
+        last_sign_s = getattr(self._leadership, "last_sign_s", None)  # an election need not know it
+        if before is not None and last_sign_s is not None:
+            self.guarded_until_s = self.clock.now() - (time.monotonic() - last_sign_s)
         self.term = 1 if before is None else before.term + 1
         self.session = max(time.time_ns(), 0 if before is None else before.session + 1)  # also after a step back
         name = self._name or f"pid {os.getpid()}"

@@ -10,8 +10,8 @@ from pathlib import Path
 from ...protocol.incidents import JobStatus
 from ..etcd.place import EtcdPlace
 from ..learned import read_snapshot
-from ..recovery.machine import RecoveryMachine
 from ..story import StoryEntry, turns
+from ..time_account import TimeAccount
 from . import sqlite_file
 from .journal import JournalReader, earliest_start, events_behind, find_start
 from .records import Founding, origin
@@ -32,16 +32,19 @@ def read_founding(where: Where) -> Founding:
 def read_status(where: Where) -> JobStatus:
     """Return the job's status as of its last event, from the journal alone. Changes nothing. Raises JournalError."""
     with _reading(where) as (journal, founding, first):
-        machine, last_s = founding.machine(), founding.created_s
+        machine, times, last_s = founding.machine(), TimeAccount(), founding.created_s
 
         def restore(state: bytes) -> None:
-            nonlocal last_s
-            last_s = _restore(machine, state)
+            nonlocal last_s, times
+            snapshot = read_snapshot(state)
+            machine.restore(snapshot.machine)
+            last_s, times = snapshot.at_s, snapshot.times
 
         for event, at_s in events_behind(journal, find_start(journal, first, restore, journal.snapshots())):
             machine.handle(event, at_s)
+            times.follow(machine.state, event, at_s)
             last_s = at_s
-        return machine.status(last_s)
+        return times.told(machine.status(last_s))
 
 
 def read_story(where: Where) -> Iterator[StoryEntry]:
@@ -51,15 +54,8 @@ def read_story(where: Where) -> Iterator[StoryEntry]:
     """
     with _reading(where) as (journal, founding, first):
         machine = founding.machine()
-        start = earliest_start(journal, first, lambda state: _restore(machine, state))
+        start = earliest_start(journal, first, lambda state: machine.restore(read_snapshot(state).machine))
         yield from turns(machine, events_behind(journal, start), start.seq + 1)
-
-
-def _restore(machine: RecoveryMachine, state: bytes) -> float:
-    """Have the machine stand where a snapshot was taken, and return when that was. Raises SnapshotUnreadable."""
-    snapshot = read_snapshot(state)
-    machine.restore(snapshot.machine)
-    return snapshot.at_s
 
 
 @contextlib.contextmanager

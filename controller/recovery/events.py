@@ -16,9 +16,13 @@ class DeadlinePassed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ControllerStarted(msgspec.Struct, frozen=True, tag=True):
-    """A controller has taken over with a new term, after it replayed the journal."""
+    """A controller has taken over with a new term, after it replayed the journal.
+
+    `guarded_until_s`: when the one before it showed its last sign of life, on the controller's clock; None: not known.
+    """
 
     term: int
+    guarded_until_s: float | None = None
 
 
 class InjectRequested(msgspec.Struct, frozen=True, tag=True):

@@ -121,6 +121,10 @@ class Machine(Protocol):
     def is_quiet(self) -> bool:
         """Whether training continues and nothing is wrong."""
 
+    @property
+    def state(self) -> JobState:
+        """Its memory, to be read."""
+
     def memory(self) -> bytes:
         """Return everything that the events so far have left in it."""
 
@@ -231,7 +235,7 @@ class RecoveryMachine:
 
     @property
     def state(self) -> JobState:
-        """The machine's memory, to be read by tests and the simulator, and not to be written."""
+        """The machine's memory, to be read by those that look on, and not to be written."""
         return self._state
 
     @property

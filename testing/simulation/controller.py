@@ -22,6 +22,7 @@ from ...controller.recovery.events import (
 from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
 from ...controller.routes import Routes
+from ...controller.time_account import TimeAccount
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import Envelope, NodeLost, Report
 from ...protocol.types import CONTROLLER, PLATFORM, node_address
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .world import SimulatedWorld
 
 DEADLINE_SPACING_S = 0.02
+ROUNDED_S = 1e-6
 PUT_OFF_S = 0.25  # until a deadline that is put off is looked at again
 Entry = tuple[Event, float, str, int, int]
 
@@ -50,6 +52,8 @@ class Controller:
         self.finish: Finish | None = None
         self.crash_next: int | None = None  # die over the next event: recorded, and so many actions done
         self.crash_at: tuple[int, int] | None = None  # the same, over the entry of this number
+        self.times = TimeAccount()
+        self._seen_s: float | None = None  # when the last one died
         self.outlives_s = 0.0  # how long the next one to die goes on, taken for dead
         self._recorded: set[tuple[str, int, int]] = set()
 
@@ -57,7 +61,7 @@ class Controller:
         """Replay the journal and take over."""
         self.term += 1
         world = self._world
-        self.machine = self._new_machine()
+        self.machine, self.times = self._new_machine(), TimeAccount()
         self._routes, self._liveness = Routes(), Liveness(world.policy.heartbeat)
         mailbox = Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session())
         self._endpoint = Endpoint(
@@ -80,7 +84,7 @@ class Controller:
         self.up = True
         self._deadline_s: float | None = None
         world.log(f"controller of term {self.term} starts in {self.machine.phase}")
-        self.tell(ControllerStarted(self.term))
+        self.tell(ControllerStarted(self.term, self._seen_s))
         self._look_for_silence()
 
     def _new_machine(self) -> RecoveryMachine:
@@ -100,7 +104,7 @@ class Controller:
         """Die, or be taken for dead; the next one starts later."""
         if not self.up:
             return
-        self.up = False
+        self.up, self._seen_s = False, self._timeline.now
         outlives_s, self.outlives_s = self.outlives_s, 0.0
         self._world.log(f"controller of term {self.term} {'is taken for dead' if outlives_s else 'crashes'}")
         if outlives_s:
@@ -201,9 +205,19 @@ class Controller:
             self._endpoint.mailbox.forget(node_address(event.node))
         self._routes.learn(event, actions)
         self._liveness.learn(event, now)
+        self.times.follow(self.machine.state, event, now)
+        self._time_adds_up(now)
         for action in actions:
             if isinstance(action, Send):
                 self._liveness.ordered(action.receiver, action.body)
+
+    def _time_adds_up(self, now: float) -> None:
+        """Times are true: every second of the job is spent on one thing, and none on less than nothing."""
+        spent = self.times.until(now)
+        assert spent is not None
+        apart_s = abs(sum(spent.seconds.values()) - spent.wall_s)
+        if apart_s > ROUNDED_S or min(self.times.seconds.values(), default=0.0) < 0.0:
+            self._world.fail(Invariant.TIMES_ARE_TRUE, f"of {spent.wall_s} s were spent {spent.seconds}")
 
     def _hear(self, node: str) -> None:
         if self._liveness.hear(node, self._timeline.now):

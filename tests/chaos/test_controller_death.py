@@ -101,3 +101,10 @@ def test_a_dead_controller_changes_no_bit(job: Job, observed: Observed, undistur
 def used(status: JobStatus) -> int:
     """Return how much of the budget of `recover_in_place` is used."""
     return next(budget.used for budget in status.budgets if budget.name == BUDGET)
+
+
+def test_the_time_between_two_controllers_is_told_as_unguarded(observed: Observed) -> None:
+    """Three times a little; the rest of the job's time is told as if nothing had happened, and all of it adds up."""
+    time = observed.report["time"]
+    assert 0.0 < time["seconds"]["unguarded"] < time["wall_s"] / 2
+    assert sum(time["seconds"].values()) == pytest.approx(time["wall_s"], rel=0.01)

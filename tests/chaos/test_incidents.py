@@ -32,9 +32,14 @@ def job(start_shared_job: StartJob) -> Job:
 
 
 @pytest.fixture(scope="module")
-def incidents(job: Job) -> dict[str, dict[str, Any]]:
+def report(job: Job) -> dict[str, Any]:
+    """The report of the job, which has come to its end."""
+    return finish(job)
+
+
+@pytest.fixture(scope="module")
+def incidents(job: Job, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The incidents of the job, by what happened."""
-    report = finish(job)
     assert len(report["incidents"]) == len(EXPECTED), job.said()
     return dict(zip(EXPECTED, report["incidents"], strict=True))
 
@@ -48,6 +53,19 @@ def test_only_what_broke_is_replaced(incidents: dict[str, dict[str, Any]], what:
     assert incident["rung"] == rung
     assert incident["resumed_step"] in {step, step + 1}
     assert all(decision["reason"] for decision in incident["decisions"])
+
+
+def test_the_time_of_the_job_adds_up_and_recoveries_take_what_the_incidents_say(report: dict[str, Any]) -> None:
+    """Within a hundredth of the wall time; no node was waited for in an incident, and no controller was away."""
+    time, incidents = report["time"], report["incidents"]
+    spent = time["seconds"]
+    assert sum(spent.values()) == pytest.approx(time["wall_s"], rel=0.01)
+    assert time["goodput"] == spent["training"] / time["wall_s"]
+    recovery_s = sum(spent[part] for part in ("detect", "restart", "quiesce", "rejoin", "first_step"))
+    recorded_s = sum(incident["recovery_s"] for incident in incidents)
+    assert recovery_s == pytest.approx(recorded_s, abs=0.01 * time["wall_s"])
+    assert min(spent[part] for part in ("training", "start", "detect", "quiesce", "rejoin", "first_step")) > 0.0
+    assert spent["unguarded"] == spent["planned_change"] == spent["checkpoint"] == 0.0
 
 
 def test_only_the_rank_whose_train_function_failed_prints_a_traceback(

@@ -14,6 +14,7 @@ from midstep.controller.recovery.events import Action, DeadlinePassed, Event, Fi
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import RankState
+from midstep.controller.time_account import TimeAccount
 from midstep.policies.schema import Policy, default_policy
 from midstep.protocol import messages as m
 from midstep.protocol.types import (
@@ -71,6 +72,7 @@ class FakeCluster:
         self.policy, self.creates, self.checked = policy or default_policy(), creates, checked
         self.rendezvous_key = rendezvous_key
         self.machine = self.new_machine()
+        self.times = TimeAccount()
         self.now = 1000.0
         self.journal: list[tuple[Event, float]] = []
         self.log: list[Action] = []
@@ -91,6 +93,7 @@ class FakeCluster:
             assert is_known(before, type(event), after), f"{before} -{type(event).__name__}-> {after}"
             assert not self.checked or contradictions(self.machine.state) == []
             self.log += actions
+            self.times.follow(self.machine.state, event, self.now)
             self.handled(event, actions)
             bodies += [action.body for action in actions if isinstance(action, Send)]
         return bodies

@@ -21,6 +21,8 @@ from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.recovery.events import Action, Event, Send
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.recovery.state import JobState
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
 from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
@@ -69,6 +71,10 @@ class StubMachine:
     @property
     def is_quiet(self) -> bool:
         return True
+
+    @property
+    def state(self) -> JobState:
+        return RecoveryMachine(default_policy(), JOB).state
 
     def memory(self) -> bytes:
         return b""
