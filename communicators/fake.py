@@ -7,11 +7,13 @@ torch-npu's own Python calls on its backend.
 """
 
 import contextlib
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -20,18 +22,17 @@ from torch._C._distributed_c10d import PrefixStore
 
 from ..devices import fake as calls
 from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
+from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
 from .device_group import batch_for_device_groups
-from .fake_batch import BatchedMessage, Collected, start_all
-from .fake_link_up import ABORTED, StoreOfTask, unless_over
-from .fake_links import LINKS
-from .fake_work import FakeWork
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
-from .gloo.work import FuturelessWork
+from .gloo.links import GlooLinks
+from .gloo.work import FuturelessWork, Promise
 from .hccl import CollectiveLibrary, HcclCommunicator
 from .process_group import WITH_FUTURE, WITHOUT_FUTURE
+from .rendezvous import ForwardingStore
 
 BACKEND = "fake_hccl"
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
@@ -52,6 +53,205 @@ class _Signal(msgspec.Struct, frozen=True):
 
 
 _DISPOSAL = Disposal()
+
+
+# --- batches of sends and receives: one task of the queue, in which all start together --------------------------------
+#
+# torch-npu replaces torch's `batch_isend_irecv` for that; on an Ascend 910B it begins a batch in the group, makes each
+# send and receive, and ends the batch. Between two ranks they are matched by their order.
+
+
+class BatchedMessage(NamedTuple):
+    """A send or receive of a batch, with the arguments of the group's method."""
+
+    op: str
+    tensors: list[torch.Tensor]
+    peer: int
+    tag: int
+
+
+class Collected(dist.Work):
+    """The handle of a send or receive in a batch that has not started. Its caller waits for the batch."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Return at once."""
+        return True
+
+
+class Started:
+    """Sends and receives under way. `refused`: not all could be started."""
+
+    def __init__(self, works: Sequence[Any], *, refused: bool) -> None:
+        self.works = works
+        self.refused = refused
+        self._left = len(works)
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        for work in works:
+            work.when_done(self._one_done)
+        if refused or not works:
+            self.release()
+
+    def _one_done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self.release()
+
+    def release(self) -> None:
+        """Let the waiting thread continue: all are done, or their task is over."""
+        self._over.set()
+
+    def wait(self) -> None:
+        """Wait until all are done, or released."""
+        self._over.wait()
+
+
+def start_all(comm: Any, batch: Sequence[BatchedMessage], timeout_s: float) -> Started:
+    """Start the sends and receives of a batch over a group of gloo."""
+    works: list[FuturelessWork] = []
+    try:
+        for m in batch:
+            works.append(FuturelessWork(getattr(comm, m.op)(m.tensors, m.peer, m.tag), timeout_s))
+    except RuntimeError:  # gloo's, of a peer that is gone
+        return Started(works, refused=True)
+    return Started(works, refused=False)
+
+
+# --- a link-up that can be given up -----------------------------------------------------------------------------------
+
+ABORTED = "aborted"
+
+
+class StoreOfTask(ForwardingStore):
+    """A group's store, for one task: what is abandoned must not reach into the store of the next generation."""
+
+    def __init__(self, store: Any, task: Task) -> None:
+        """Forward to `store`, up to the end of `task`."""
+        super().__init__()
+        self._task = task
+        self.forward_to(store)
+
+    @property
+    def _inner(self) -> Any:
+        if self._task.over:
+            raise RuntimeError(ABORTED)
+        return super()._inner
+
+
+def unless_over(task: Task, connect: Callable[[], Any]) -> Any:
+    """Return what `connect` returns. Raises what it raises, and RuntimeError when the task is over before.
+
+    A thread of its own waits: the chip has other tasks.
+    """
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put(connect())
+        except Exception as error:
+            results.put(error)
+
+    threading.Thread(target=run, name="fake-link-up", daemon=True).start()
+    task.when_over(lambda: results.put(RuntimeError(ABORTED)))
+    found = results.get()
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+# --- the links of the chip, and what is queued on it ------------------------------------------------------------------
+
+_HERE = StoreEndpoint("127.0.0.1", 1)  # only the route to it matters
+
+
+class FakeLinks:
+    """The links of this process's chip: one gloo device for all its communicators."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._links: GlooLinks | None = None
+        self._peers: set[tuple[str, int]] = set()
+        self._number = 0
+
+    def up(self) -> GlooLinks:
+        """Return the links; open them on first use."""
+        with self._lock:
+            if self._links is None:
+                self._links = GlooLinks(_HERE)
+                CHIP.cuts.append(self.cut)
+            return self._links
+
+    def add_peers(self, peers: Sequence[tuple[str, int]]) -> None:
+        """Add the listeners of other ranks."""
+        with self._lock:
+            assert self._links is not None
+            self._peers |= set(peers)
+            self._number += 1
+            self._links.expect(self._number, self._peers)
+
+    def cut(self) -> None:
+        """Shut all connections down."""
+        if self._links is not None:
+            self._links.cut()
+
+
+LINKS = FakeLinks()
+
+
+class FakeWork(dist.Work):
+    """A queued collective. The device computes in a thread, so `wait` waits for the result."""
+
+    def __init__(self, task: Task, tensors: list[torch.Tensor]) -> None:
+        """Wrap `task`."""
+        super().__init__()
+        self._task = task
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the result. Raises RuntimeError with the device's text."""
+        self._task.wait(timeout.total_seconds() or None)
+        return True
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """Return a future that completes with the collective. For DDP's reducer."""
+        promise = Promise()
+
+        def settle() -> None:
+            promise.settle(self.exception(), self._tensors if self._task.result is None else self._task.result)
+
+        self._task.when_over(settle)
+        return promise.future
+
+    def is_completed(self) -> bool:
+        """Return whether it is over."""
+        return self._task.over
+
+    def is_success(self) -> bool:
+        """Return whether it completed without an error."""
+        return self._task.over and self._task.error is None
+
+    def exception(self) -> Any:
+        """Return its error, or None."""
+        return None if self._task.error is None else RuntimeError(told(self._task.error))
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return -1: the sender is not known."""
+        return -1
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        """Wait for the result."""
+        self.wait()
+
+
+# --- the group --------------------------------------------------------------------------------------------------------
 
 
 class FakeHcclGroup(dist.ProcessGroup):

@@ -12,45 +12,17 @@ import functools
 from collections.abc import Sequence
 
 from ..policies.fault_codes import DETECTABLE
+from ..protocol import messages as m
 from ..protocol.bounds import MOST_OF_NODES_WORDS
-from ..protocol.messages import (
-    JOINING_FAMILY,
-    Ack,
-    CheckpointSaved,
-    EnrolmentRequested,
-    Envelope,
-    FaultReported,
-    Message,
-    NewcomerWaiting,
-    NodeChecked,
-    NodeGoing,
-    NodeHeartbeat,
-    NodeJoined,
-    NodeLost,
-    NodeRefused,
-    NodeStaying,
-    NodeWords,
-    PlatformJoined,
-    ProcessesPrepared,
-    ProcessExited,
-    ProcessStarted,
-    ProgressReported,
-    RankFinished,
-    RankJoined,
-    RankQuiesced,
-    RankReady,
-    StepCommitted,
-    StoreMoved,
-)
 from ..protocol.rank_logs import size_of
 from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
 from .routes import PlacementHistory, Routes
 
-_OF_THE_PLATFORM = (PlatformJoined, NodeLost, NodeRefused, NodeGoing, NodeStaying, Ack)
+_OF_THE_PLATFORM = (m.PlatformJoined, m.NodeLost, m.NodeRefused, m.NodeGoing, m.NodeStaying, m.Ack)
 _LONGEST_TEXT = 4000  # of a fault: the book adds to it
 
 
-def refusal(identity: str, envelope: Envelope, world_size: int, routes: Routes) -> str | None:
+def refusal(identity: str, envelope: m.Envelope, world_size: int, routes: Routes) -> str | None:
     """Return why this message, arrived over the connection of `identity`, is not believed; None if it is.
 
     `routes`: what this controller, and those before it, have ordered to start where.
@@ -66,48 +38,48 @@ def refusal(identity: str, envelope: Envelope, world_size: int, routes: Routes) 
     return _refusal_of_own_word(envelope, routes)
 
 
-def _refusal_of_own_word(envelope: Envelope, routes: Routes) -> str | None:
+def _refusal_of_own_word(envelope: m.Envelope, routes: Routes) -> str | None:
     """Refuse what this sender may not say, over a connection that is its own."""
     sender = envelope.sender
     if sender.startswith(NODE_PREFIX):
         return refusal_of_node(envelope, routes.placement)
-    if sender.startswith(JOINING_FAMILY):
+    if sender.startswith(m.JOINING_FAMILY):
         return _refusal_of_joining(envelope)
     if sender.startswith(DETECTOR_PREFIX):
         return _refusal_of_detector(envelope)
     return _refusal_of_platform(envelope)
 
 
-def _out_of_range(envelope: Envelope, world_size: int) -> str | None:
+def _out_of_range(envelope: m.Envelope, world_size: int) -> str | None:
     if not envelope.session:
         return "number out of range"
     body = envelope.body
-    if isinstance(body, Ack):
+    if isinstance(body, m.Ack):
         return None
     return None if all(rank < world_size for rank in ranks_of(body)) else "about no rank of this job"
 
 
-def _refusal_of_joining(envelope: Envelope) -> str | None:
-    if not isinstance(envelope.body, EnrolmentRequested):
+def _refusal_of_joining(envelope: m.Envelope) -> str | None:
+    if not isinstance(envelope.body, m.EnrolmentRequested):
         return "not for a joining node to say"
     return "numbered, and not to be acknowledged" if envelope.number else None
 
 
-def _refusal_of_platform(envelope: Envelope) -> str | None:
+def _refusal_of_platform(envelope: m.Envelope) -> str | None:
     body = envelope.body
     if envelope.sender != PLATFORM:
         return "unknown kind of sender"
-    if isinstance(body, FaultReported):
+    if isinstance(body, m.FaultReported):
         return None if body.report.seen_by == PLATFORM else "speaks for another observer"
     return None if isinstance(body, _OF_THE_PLATFORM) else "not for a platform to say"
 
 
-def _refusal_of_detector(envelope: Envelope) -> str | None:
+def _refusal_of_detector(envelope: m.Envelope) -> str | None:
     """Refuse what a detector may not report: it reports faults of hardware, under its own name."""
     body = envelope.body
-    if isinstance(body, Ack):
+    if isinstance(body, m.Ack):
         return None
-    if not isinstance(body, FaultReported):
+    if not isinstance(body, m.FaultReported):
         return "not for a detector to say"
     if body.report.seen_by != envelope.sender:
         return "speaks for another detector"
@@ -126,44 +98,44 @@ def unbelievable(report: FaultReport) -> str | None:
 NODE_PREFIX = node_address("")
 RANK_PREFIX = "rank/"
 _OF_A_NODE = (
-    NodeJoined,
-    NodeChecked,
-    NodeGoing,  # of itself, when it is asked to leave
-    NodeLost,  # of itself, when it leaves
-    StoreMoved,
-    ProcessesPrepared,
-    ProcessStarted,
-    NewcomerWaiting,
-    ProcessExited,
-    ProgressReported,
-    NodeHeartbeat,
-    NodeWords,
+    m.NodeJoined,
+    m.NodeChecked,
+    m.NodeGoing,  # of itself, when it is asked to leave
+    m.NodeLost,  # of itself, when it leaves
+    m.StoreMoved,
+    m.ProcessesPrepared,
+    m.ProcessStarted,
+    m.NewcomerWaiting,
+    m.ProcessExited,
+    m.ProgressReported,
+    m.NodeHeartbeat,
+    m.NodeWords,
 )
-_OF_A_RANK = (RankJoined, RankQuiesced, RankReady, StepCommitted, RankFinished, CheckpointSaved)
-_WITH_REPORT = (RankJoined, RankQuiesced)
-_OF_A_PROCESS = (ProcessStarted, NewcomerWaiting, ProcessExited)
-_WITH_CLOCKS = (NodeHeartbeat, ProgressReported)
+_OF_A_RANK = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted, m.RankFinished, m.CheckpointSaved)
+_WITH_REPORT = (m.RankJoined, m.RankQuiesced)
+_OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
+_WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
 _DIGITS = 9  # of a rank
 _NAMES_REMEMBERED = 1 << 17
 
 
-def refusal_of_node(envelope: Envelope, placement: PlacementHistory) -> str | None:
+def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | None:
     """Return why an agent's own message is not believed; None if it is."""
     body, address = envelope.body, envelope.sender
-    if isinstance(body, Ack):
+    if isinstance(body, m.Ack):
         return None
-    if not isinstance(body, (*_OF_A_NODE, FaultReported)):
+    if not isinstance(body, (*_OF_A_NODE, m.FaultReported)):
         return "not for an agent to say"
-    if placement.is_given_back(address) and not isinstance(body, NodeJoined | ProcessStarted):
+    if placement.is_given_back(address) and not isinstance(body, m.NodeJoined | m.ProcessStarted):
         return "node was given back"
-    if isinstance(body, FaultReported):
+    if isinstance(body, m.FaultReported):
         return _refusal_of_report(body.report, address, placement)
     if node_address(body.node) != address:
         return "about another node"
     return _refusal_of_processes(body, address, placement)
 
 
-def refusal_of_rank(identity: str, envelope: Envelope, world_size: int, routes: Routes) -> str | None:
+def refusal_of_rank(identity: str, envelope: m.Envelope, world_size: int, routes: Routes) -> str | None:
     """Return why a rank's message is not believed; None if it is.
 
     A rank is heard through the agent that started its process. The session of a rank is its incarnation.
@@ -174,20 +146,20 @@ def refusal_of_rank(identity: str, envelope: Envelope, world_size: int, routes: 
     if placement.node_of(rank, envelope.session) != identity:
         is_agent = identity.startswith(NODE_PREFIX)
         return "relayed by an agent that does not have the rank" if is_agent else "relayed by no agent"
-    if isinstance(envelope.body, Ack):  # an order has arrived only where it was sent to
+    if isinstance(envelope.body, m.Ack):  # an order has arrived only where it was sent to
         return None if routes.connection(envelope.sender) in {None, identity} else "acknowledged where the rank was"
     if placement.is_given_back(identity):
         return "node was given back"
     return _refusal_of_ranks_word(envelope, rank, identity, placement)
 
 
-def ranks_of(body: Message) -> Sequence[int]:
+def ranks_of(body: m.Message) -> Sequence[int]:
     """Return the ranks that a message speaks of: what comes from the wire must not index past the world."""
     if isinstance(body, _WITH_REPORT):
         return [body.rank, *[copy.rank for copy in body.report.local_states]]
     if isinstance(body, _OF_A_RANK):
         return (body.rank,)
-    if isinstance(body, FaultReported):
+    if isinstance(body, m.FaultReported):
         return () if body.report.rank is None else (body.report.rank,)
     return [rank for rank, _ in _processes_of(body)]
 
@@ -207,29 +179,29 @@ def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHi
     return None if known else "about a process of another node"
 
 
-def _refusal_of_processes(body: Message, address: str, placement: PlacementHistory) -> str | None:
-    if isinstance(body, NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
+def _refusal_of_processes(body: m.Message, address: str, placement: PlacementHistory) -> str | None:
+    if isinstance(body, m.NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
         return "longer than last words may be"
     if all(placement.node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body)):
         return None
     return "about a process of another node"
 
 
-def _refusal_of_ranks_word(envelope: Envelope, rank: int, identity: str, placement: PlacementHistory) -> str | None:
+def _refusal_of_ranks_word(envelope: m.Envelope, rank: int, identity: str, placement: PlacementHistory) -> str | None:
     body = envelope.body
-    if isinstance(body, FaultReported):
+    if isinstance(body, m.FaultReported):
         return _refusal_of_own_report(body.report, rank, envelope, identity)
     if not isinstance(body, _OF_A_RANK):
         return "not for a rank to say"
     if body.rank != rank:
         return "about another rank"
     # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
-    if isinstance(body, CheckpointSaved) or placement.node_of(rank, body.incarnation) == identity:
+    if isinstance(body, m.CheckpointSaved) or placement.node_of(rank, body.incarnation) == identity:
         return None
     return "about a process of another node"
 
 
-def _refusal_of_own_report(report: FaultReport, rank: int, envelope: Envelope, identity: str) -> str | None:
+def _refusal_of_own_report(report: FaultReport, rank: int, envelope: m.Envelope, identity: str) -> str | None:
     """Refuse what a process may not report: it reports only its own faults."""
     if report.seen_by != envelope.sender:
         return "speaks for another observer"
@@ -238,18 +210,18 @@ def _refusal_of_own_report(report: FaultReport, rank: int, envelope: Envelope, i
     return None if (report.rank, report.incarnation) == (rank, envelope.session) else "about another rank"
 
 
-def _processes_of(body: Message) -> Sequence[tuple[int, int]]:
+def _processes_of(body: m.Message) -> Sequence[tuple[int, int]]:
     """Return rank and incarnation of the processes that an agent speaks of."""
     if isinstance(body, _WITH_CLOCKS):
         return [(progress.rank, progress.incarnation) for progress in body.ranks]
-    if isinstance(body, NodeWords):
+    if isinstance(body, m.NodeWords):
         return [(words.rank, words.incarnation) for words in body.ranks]
-    if isinstance(body, NodeJoined):
+    if isinstance(body, m.NodeJoined):
         return [(process.rank, process.incarnation) for process in body.processes]
     if not isinstance(body, _OF_A_PROCESS):
         return ()
     process = (body.process.rank, body.process.incarnation)
-    if isinstance(body, ProcessExited) and body.last is not None:
+    if isinstance(body, m.ProcessExited) and body.last is not None:
         return (process, (body.last.rank, body.last.incarnation))
     return (process,)
 

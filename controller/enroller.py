@@ -17,22 +17,11 @@ from pathlib import Path
 
 import msgspec
 
+from ..protocol import messages as m
 from ..protocol.errors import ConfigurationError
 from ..protocol.exits import ANOTHER_NODE
 from ..protocol.keys import JobKeys
 from ..protocol.mailbox import Mailbox
-from ..protocol.messages import (
-    ArmFault,
-    Command,
-    CreateNode,
-    DeleteNode,
-    EndJob,
-    EnrolmentRefused,
-    EnrolmentRequested,
-    KillNode,
-    NodeEnrolled,
-    RefusedBecause,
-)
 from ..protocol.transport import RouterSocket
 from ..protocol.types import PLATFORM, ArmedFault, FaultAction, node_address
 from .endpoints.control_requests import Accepted, Reply
@@ -103,13 +92,13 @@ class Enroller:
         for public, identity in admitted.items():
             JobKeys.admit(self._keys, identity, public)
 
-    def take(self, request: EnrolmentRequested, arrival: Arrival, now: float, pend: Callable[..., None]) -> None:
+    def take(self, request: m.EnrolmentRequested, arrival: Arrival, now: float, pend: Callable[..., None]) -> None:
         """Have an admission made durable by `pend(event, answer)`, or answer at once that there is none."""
         if not self._rate.has_turn(arrival.connection, now):
             self._wire.refuse("enrolment: asked too often", arrival.connection)
             return
         decided = self._decided(request, now)
-        if isinstance(decided, NodeEnrolled):
+        if isinstance(decided, m.NodeEnrolled):
             self._rate.spend()
             for public in self.book.learn(decided, now):  # at once: another request may come before it is durable
                 JobKeys.withdraw(self._keys, public)
@@ -119,9 +108,9 @@ class Enroller:
         _log.warning("node %s is not admitted: %s", ascii(request.node[:80]), decided.detail)
         self._wire.answer(arrival, decided, now)
 
-    def _decided(self, request: EnrolmentRequested, now: float) -> NodeEnrolled | EnrolmentRefused:
+    def _decided(self, request: m.EnrolmentRequested, now: float) -> m.NodeEnrolled | m.EnrolmentRefused:
         if not self._rate.has_room(self.book.came_up, now):
-            return EnrolmentRefused(RefusedBecause.LATER, "too many nodes ask to join at once: ask again")
+            return m.EnrolmentRefused(m.RefusedBecause.LATER, "too many nodes ask to join at once: ask again")
         terms = JobKeys.load_joining(self._keys)
         return self.book.decide(
             request,
@@ -132,7 +121,7 @@ class Enroller:
             wall_s=time.time(),
         )
 
-    def _confirm(self, enrolled: NodeEnrolled, arrival: Arrival, now: float, reply: Reply) -> None:
+    def _confirm(self, enrolled: m.NodeEnrolled, arrival: Arrival, now: float, reply: Reply) -> None:
         """Let the node in, now that it is durable. Where that is not so it gets no answer, and asks on."""
         if not isinstance(reply, Accepted):
             return
@@ -149,19 +138,19 @@ class Order(msgspec.Struct, frozen=True):
     """A command for an agent, by its address."""
 
     receiver: str
-    body: Command
+    body: m.Command
 
 
-def agent_order(command: Command) -> Order | None:
+def agent_order(command: m.Command) -> Order | None:
     """Return the order for an agent that a command to the platform comes to; None where no agent has to do anything.
 
     Each agent gets the end of the job by itself.
     """
     match command:
-        case DeleteNode(node=node):
-            return Order(node_address(node), EndJob(exit_code=ANOTHER_NODE, reason=GIVEN_BACK))
-        case KillNode(node=node):
-            return Order(node_address(node), ArmFault(ArmedFault(rank=0, action=FaultAction.KILL_NODE)))
+        case m.DeleteNode(node=node):
+            return Order(node_address(node), m.EndJob(exit_code=ANOTHER_NODE, reason=GIVEN_BACK))
+        case m.KillNode(node=node):
+            return Order(node_address(node), m.ArmFault(ArmedFault(rank=0, action=FaultAction.KILL_NODE)))
         case _:
             return None
 
@@ -169,7 +158,7 @@ def agent_order(command: Command) -> Order | None:
 class HostsWire(Wire):
     """As Wire, where there is no platform."""
 
-    def send(self, receiver: str, body: Command, generation: int, now: float) -> None:
+    def send(self, receiver: str, body: m.Command, generation: int, now: float) -> None:
         """Send a command, to the agent that can do it if it is for the platform."""
         if receiver != PLATFORM:
             super().send(receiver, body, generation, now)
@@ -177,7 +166,7 @@ class HostsWire(Wire):
         order = agent_order(body)
         if order is not None:
             super().send(order.receiver, order.body, generation, now)
-        if isinstance(body, CreateNode):
+        if isinstance(body, m.CreateNode):
             _log.warning("one more node is needed: start an agent, or `midstep run`, with the job's token")
 
 

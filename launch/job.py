@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from ..adapters.mindio.package import refuse_beside, refuse_installed
-from ..controller.journal.file_system import require_local
 from ..controller.journal.reading import read_founding, read_status
 from ..controller.journal.records import Founding
 from ..controller.journal.sqlite_file import HEAD_NAME, journal_path
@@ -312,7 +311,7 @@ def make_job_directory(directory: Path, policy: Policy) -> None:
     """Make the directory of a new job, with its policy as it was read. Raises ConfigurationError."""
     if directories.is_job(directory):
         raise ConfigurationError(f"{directory} holds a job already. Choose another --job or --job-dir, or remove it.")
-    require_local(directory)
+    directories.require_local(directory)
     for link in (directory / "logs", directory / "checkpoints"):
         if link.is_symlink() and link.lstat().st_uid != os.getuid():
             raise ConfigurationError(

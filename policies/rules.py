@@ -7,13 +7,13 @@ own deadlines. `advice` is what an operator may want to know before the job runs
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from ..devices.kinds import EXTERNAL, device_kind
+from ..protocol.faults import OF_JOB, ExceptionPattern
 from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
-from .exception_rules import exception_problems
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
 from .schema import AgentPolicy, NodePolicy, Policy, RungPolicy
@@ -281,3 +281,40 @@ def _device_problems(policy: Policy) -> list[Problem]:
 
 def _names() -> str:
     return ", ".join(_ORDER)
+
+
+MAX_PATTERNS = 100  # they travel in the environment of each process
+# What an exception in a process can stand for. The other kinds are seen from outside of it.
+KINDS = frozenset(
+    {
+        FaultKind.EXCEPTION,
+        FaultKind.COMMUNICATION,
+        FaultKind.DEVICE,
+        FaultKind.MEMORY,
+        FaultKind.MEMORY_MULTI_BIT,
+        FaultKind.LINK,
+        FaultKind.OUT_OF_MEMORY,
+    }
+)
+
+
+def exception_problems(patterns: Sequence[ExceptionPattern]) -> list[Problem]:
+    """Return every rule that the patterns break, empty when they can be used."""
+    problems = []
+    if len(patterns) > MAX_PATTERNS:
+        problems.append(Problem("exceptions", f"found {len(patterns)} patterns; allowed: up to {MAX_PATTERNS}"))
+    names: dict[str, int] = {}
+    for index, pattern in enumerate(patterns):
+        key = f"exceptions[{index}]"
+        problems += [Problem(key, mistake) for mistake in pattern.mistakes()]
+        if pattern.name in names:
+            problems.append(Problem(f"{key}.name", f"{pattern.name} is the name of exceptions[{names[pattern.name]}]"))
+        names.setdefault(pattern.name, index)
+        if pattern.library != OF_JOB or pattern.versions:
+            said = "library and versions are for the patterns that come along with midstep; leave them out"
+            problems.append(Problem(key, said))
+        if pattern.fault is not None and pattern.fault.kind not in KINDS:
+            allowed = ", ".join(sorted(KINDS))
+            text = f"found {pattern.fault.kind}, which no exception stands for; allowed: {allowed}"
+            problems.append(Problem(f"{key}.fault.kind", text))
+    return problems

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from midstep.controller.journal import file_system
 from midstep.controller.journal.journal import Journal
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.records import JournalEntry
 from midstep.controller.journal.sqlite_file import HEAD_NAME, journal_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import StopRequested
+from midstep.launch import directories as file_system
 from midstep.launch.job import Start, create_job
 from midstep.policies.schema import default_policy, job_settings
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError

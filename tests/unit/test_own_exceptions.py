@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstep.policies.exception_rules import KINDS, MAX_PATTERNS
 from midstep.policies.files import parse_policy, render
+from midstep.policies.rules import KINDS, MAX_PATTERNS
 from midstep.policies.schema import job_settings
 from midstep.processor.exceptions import Reaction
 from midstep.processor.train_thread import ExceptionPolicy
