@@ -10,6 +10,7 @@ import msgspec
 import psutil
 import pytest
 
+from midstep.protocol.incidents import Outcome
 from midstep.protocol.types import InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
@@ -66,10 +67,10 @@ def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int
     time.sleep(SETTLED_S)
     grown = what_stays_grown(job, early)
     job.open_gate(last)
-    incidents = finish(job)["incidents"]
+    # A collective that ends at its limit keeps the gate closed for longer than a stall may last: seen, and dismissed.
+    incidents = [each for each in finish(job)["incidents"] if each["outcome"] != Outcome.DISMISSED]
     assert not grown, grown
-    others = [each for each in incidents if "ended by SIGKILL" not in each["cause"]]
-    assert len(incidents) == recoveries, f"{job.said()}\nincidents that no kill began: {others}"
+    assert len(incidents) == recoveries, job.said()
     for incident, (rank, step, _) in zip(incidents, kills, strict=True):
         assert_nobody_harmed(incident, {rank})
         assert incident["resumed_step"] == step
