@@ -2,7 +2,7 @@
 
 The session, rank state, step order and loop of a process are the product's own. How long things take is up to what
 drives the loop: the simulation in virtual time (`simulation/process.py`), the fake cluster of the tests at once
-(`tests/fakes/answering.py`).
+(`testing/answering_cluster.py`).
 """
 
 from abc import ABC, abstractmethod

@@ -11,9 +11,9 @@ import pytest
 from midstep.policies.schema import Budget, Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, ProcessExited
 from midstep.protocol.types import Rung, RunningProcess
+from midstep.testing.fake_cluster import FakeCluster
 
 from ..chaos.agent.conftest import Site
-from ..fakes.cluster import FakeCluster
 from .attack import attack
 
 Play = Callable[..., None]

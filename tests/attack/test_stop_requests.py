@@ -7,8 +7,8 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind, Rung
+from midstep.testing.fake_cluster import FakeCluster
 
-from ..fakes.cluster import FakeCluster, cluster  # noqa: F401 - a fixture: a running job of four ranks
 from .attack import attack
 
 
@@ -29,7 +29,7 @@ def reason(job: FakeCluster) -> str:
     "a terminal is closed, or asked again, while a job that was asked to stop is saving",
     holds="the checkpoint is completed; only a request that insists, after another one, does without it",
 )
-def test_a_request_that_does_not_insist_never_costs_the_checkpoint(cluster: FakeCluster) -> None:  # noqa: F811
+def test_a_request_that_does_not_insist_never_costs_the_checkpoint(cluster: FakeCluster) -> None:
     """However often it comes, and whoever has asked before."""
     cluster.feed(StopRequested("Ctrl-C"))
     cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))
@@ -39,7 +39,7 @@ def test_a_request_that_does_not_insist_never_costs_the_checkpoint(cluster: Fake
     assert "an emergency checkpoint of step 7 is at /ck" in reason(cluster)
 
 
-def test_a_second_request_that_insists_ends_the_job_at_once(cluster: FakeCluster) -> None:  # noqa: F811
+def test_a_second_request_that_insists_ends_the_job_at_once(cluster: FakeCluster) -> None:
     """Without its checkpoint, and it says so."""
     cluster.feed(StopRequested("SIGHUP", insist=False))
     cluster.feed(*(cluster.quiesced(rank, 7) for rank in range(4)))

@@ -11,12 +11,12 @@ from midstep.controller.recovery.events import StopRequested
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import EndJob, FaultReported, NodeHeartbeat, StartProcess, StopProcess
 from midstep.protocol.types import FaultAction, FaultKind, InjectionPoint, RankProgress
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 from ..chaos.agent.conftest import SETTINGS, Site
 from ..chaos.comparing import assert_nobody_harmed
 from ..chaos.conftest import StartJob
 from ..chaos.jobs import ROOMY, inject
-from ..fakes.cluster import FakeCluster, job, only
 from .attack import attack
 
 Play = Callable[..., None]

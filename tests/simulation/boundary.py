@@ -14,8 +14,8 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Budget, Policy, RungPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, NodeLost, RankQuiesced
 from midstep.protocol.types import FaultKind, Rung
+from midstep.testing.fake_cluster import FakeCluster, job
 
-from ..fakes.cluster import FakeCluster, job
 from ..unit.test_draining import BOUNDARY, prepare, stopped
 from .recording import Happened, Led
 

@@ -6,8 +6,8 @@ from midstep.controller.recovery.world import RankEvent, RankState
 from midstep.policies.schema import Budget, NodeCheckPolicy, Policy, RungPolicy
 from midstep.protocol.messages import NodeChecked, NodeLost
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
+from midstep.testing.fake_cluster import job
 
-from ..fakes.cluster import job
 from .boundary import Written
 from .recording import Happened, Moved
 

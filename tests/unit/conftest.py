@@ -1,5 +1,11 @@
 """Fixtures of the unit tests."""
 
-from ..fakes.cluster import cluster
+import pytest
 
-__all__ = ["cluster"]
+from midstep.testing.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    """A running job on two nodes of two ranks, with a spare node."""
+    return FakeCluster().start()

@@ -29,8 +29,7 @@ from midstep.protocol.types import (
     RestoreSource,
     StepReport,
 )
-
-from ..fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 BOTH = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
 DAMAGED = CheckpointTrace("/data/gpt", unusable="step-00000110: its manifest is damaged")

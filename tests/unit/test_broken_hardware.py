@@ -11,8 +11,8 @@ from midstep.policies.fault_codes import Treatment
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
-from ..fakes.cluster import FakeCluster, job, only
 from .test_scaling import lose, scaling
 
 

@@ -11,8 +11,7 @@ from midstep.policies.schema import Policy, StandbyPolicy, default_policy
 from midstep.protocol.messages import BuildAhead, NodeLost, ProcessesPrepared, StartProcess
 from midstep.protocol.reports import PreparedProcesses
 from midstep.protocol.types import FaultKind, FaultLevel, JobSettings, StandbyDepth
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 BUILT = JobSettings(standby_depth=StandbyDepth.BUILT)
 

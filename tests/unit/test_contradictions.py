@@ -9,9 +9,8 @@ from midstep.controller.recovery.machine import UNSETTLED
 from midstep.controller.recovery.state import JobState, Phase, Result
 from midstep.controller.recovery.world import AheadOrder, RankEvent
 from midstep.protocol.types import FaultKind, FaultReport, Rung
+from midstep.testing.fake_cluster import FakeCluster
 from midstep.testing.invariants import contradictions
-
-from ..fakes.cluster import FakeCluster
 
 REPORT = FaultReport(FaultKind.EXIT, 0.0, "node/node0", "ended", rank=1)
 

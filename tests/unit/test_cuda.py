@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fakes.nccl import PlayedNccl
 
 from midstep.communicators.device_group import DeviceGroup
 from midstep.communicators.nccl import NcclCommunicator, sharing_problem
@@ -25,6 +24,7 @@ from midstep.launch.job import Start, policy_of
 from midstep.policies.schema import Policy, default_policy
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.types import FaultAction
+from midstep.testing.played_nccl import PlayedNccl
 
 STUB = Path(torch.__file__).parent / "_C" / "_distributed_c10d.pyi"
 SCRIPT = str(Path(__file__))

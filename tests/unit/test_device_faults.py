@@ -11,8 +11,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import TooOften
 from midstep.protocol.messages import FaultReported, NodeLost, Quiesce, StartProcess, StopProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 RESTARTS = (FaultLevel.RESTART_REQUEST, FaultLevel.RESTART_BUSINESS)
 LEAVES = (

@@ -45,8 +45,7 @@ from midstep.protocol.types import (
     StoreEndpoint,
     rank_address,
 )
-
-from ..fakes.cluster import STEP, STEP_S, FakeCluster, job, only
+from midstep.testing.fake_cluster import STEP, STEP_S, FakeCluster, job, only
 
 BOUNDARY = STEP + 1 + 10  # a second ahead
 MOVED = (2, 3)

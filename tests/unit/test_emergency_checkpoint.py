@@ -11,8 +11,8 @@ from midstep.devices.kinds import EXTERNAL
 from midstep.policies.schema import CommunicatorPolicy, default_policy
 from midstep.protocol.messages import CheckpointSaved, RankQuiesced, SaveCheckpoint, StartProcess, StopProcess
 from midstep.protocol.types import ShardHold
+from midstep.testing.fake_cluster import FakeCluster, only
 
-from ..fakes.cluster import FakeCluster, only
 from .test_scaling import SCALES, lose, resume, scaling
 
 SAVE_S = default_policy().deadlines.save_s

@@ -14,8 +14,7 @@ from midstep.policies.files import parse_policy
 from midstep.policies.schema import Policy
 from midstep.protocol.messages import FaultReported, NodeLost
 from midstep.protocol.types import Assertion, Decision, FaultKind, FaultReport, Rung
-
-from ..fakes.cluster import FakeCluster, job
+from midstep.testing.fake_cluster import FakeCluster, job
 
 ROLES = """
 roles:

@@ -2,8 +2,7 @@
 
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.types import RestoreSource
-
-from ..fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 ON_DISK = 3
 

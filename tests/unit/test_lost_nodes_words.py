@@ -18,8 +18,7 @@ from midstep.protocol.messages import FaultReported, NodeLost
 from midstep.protocol.rank_logs import LONGEST_OUTPUT, in_lines, room_of_each, size_of
 from midstep.protocol.reports import NodeWords, RankWords
 from midstep.protocol.types import FaultKind, FaultReport, RunningProcess
-
-from ..fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 
 def logs(folder: Path, *contents: bytes | None) -> list[tuple[RunningProcess, Path]]:

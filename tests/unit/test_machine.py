@@ -34,8 +34,7 @@ from midstep.protocol.types import (
     RunningProcess,
     StoreEndpoint,
 )
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 
 def test_a_job_starts_when_its_nodes_and_spares_are_there() -> None:

@@ -10,8 +10,7 @@ from midstep.controller.recovery.events import ControllerStarted, StopRequested
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CheckpointSaved
 from midstep.protocol.types import FaultKind
-
-from ..fakes.cluster import FakeCluster, job
+from midstep.testing.fake_cluster import FakeCluster, job
 
 RANKS_PER_NODE = 8
 

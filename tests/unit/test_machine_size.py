@@ -12,14 +12,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import midstep
-
-from ..fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 ROOT = Path(midstep.__file__).parent
 CORE = ("controller/recovery/machine.py", "processor/rank_loop.py")
 NOUNS = "protocol"
-MOST_FILES, MOST_LINES, MOST_LEVELS = 30, 8650, 9
-MOST_NOUN_FILES, MOST_NOUN_LINES = 10, 1975
+MOST_FILES, MOST_LINES, MOST_LEVELS = 30, 8700, 9
+MOST_NOUN_FILES, MOST_NOUN_LINES = 11, 2080
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 116
 
 

@@ -7,8 +7,7 @@ from midstep.controller.recovery.events import DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Rejoin, StartProcess, StoreMoved
 from midstep.protocol.types import FaultKind, Rendezvous
-
-from ..fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 KEY = bytes(range(32))
 

@@ -11,8 +11,8 @@ from midstep.policies.schema import Budget, Deadlines, NodePolicy, Policy, RungP
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import FaultReported, ProcessStarted, Quiesce, Rejoin, StartProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung, RunningProcess
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
-from ..fakes.cluster import FakeCluster, job, only
 from .test_policies_ladder import LADDER, facts_of, fault, refusal
 
 

@@ -14,8 +14,7 @@ from midstep.controller.recovery.world import NodeState
 from midstep.policies.schema import NodeCheckPolicy, Policy
 from midstep.protocol.messages import CheckNode, NodeChecked, NodeLost, StartProcess
 from midstep.protocol.types import JobSettings
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 WITHIN_S = 30.0
 CHECKED = Policy(node_check=NodeCheckPolicy(enabled=True, within_s=WITHIN_S))

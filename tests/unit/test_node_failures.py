@@ -10,8 +10,8 @@ from midstep.policies.rules import advice
 from midstep.policies.schema import Budget, NodePolicy, Policy, RungPolicy
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessExited, StartProcess
 from midstep.protocol.types import FaultKind, FaultReport, Rung, RunningProcess
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
-from ..fakes.cluster import FakeCluster, job, only
 from .test_policies_ladder import facts_of, fault
 
 LADDER = (

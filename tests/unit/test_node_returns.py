@@ -16,8 +16,7 @@ from midstep.protocol.messages import (
     StopProcess,
 )
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, Rung, RunningProcess, StoreEndpoint
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 
 def running(**changes: int) -> FakeCluster:

@@ -25,8 +25,7 @@ from midstep.protocol.messages import (
     StartProcess,
 )
 from midstep.protocol.types import PLATFORM, FaultAction, Rung
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 GOING = NodeGoing("node1", "m1 is being drained", 120.0)
 

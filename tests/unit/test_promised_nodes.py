@@ -7,8 +7,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy
 from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused, Quiesce, StartProcess
 from midstep.protocol.types import Rung
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 LIMITS = Policy().deadlines
 

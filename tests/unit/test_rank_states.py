@@ -6,8 +6,7 @@ from midstep.controller.recovery.world import RankState
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import CreateNode, NodeLost, Quiesce, RankFinished, Release
 from midstep.protocol.types import Rung
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 
 def finished(cluster: FakeCluster, rank: int) -> RankFinished:

@@ -20,8 +20,8 @@ from midstep.protocol.messages import (
     StartProcess,
 )
 from midstep.protocol.types import FaultKind, RestoreSource, Rung, ShardHold
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
-from ..fakes.cluster import FakeCluster, job, only
 from .test_scaling import resume
 
 

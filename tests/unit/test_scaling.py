@@ -35,8 +35,8 @@ from midstep.protocol.types import (
     RunningProcess,
     StoreEndpoint,
 )
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
-from ..fakes.cluster import FakeCluster, job, only
 from .test_draining import BOUNDARY
 
 INTERVAL_S = 600.0

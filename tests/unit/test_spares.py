@@ -6,8 +6,7 @@ from midstep.controller.recovery.events import Send
 from midstep.controller.recovery.spares import TRIES
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 
 def running(spares: int = 1) -> FakeCluster:

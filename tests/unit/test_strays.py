@@ -4,8 +4,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import Policy, RungPolicy
 from midstep.protocol.messages import NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from midstep.protocol.types import Rung, RunningProcess, StoreEndpoint
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 
 def all_exit(cluster: FakeCluster, ranks: list[int]) -> list[object]:

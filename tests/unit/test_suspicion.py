@@ -15,8 +15,7 @@ from midstep.protocol.messages import (
     StartProcess,
 )
 from midstep.protocol.types import Activity, FaultKind, RankProgress, Rung
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 RUNS = {"step": 9, "collectives": 20, "age_s": 0.05}
 STANDS = {"step": 8, "collectives": 40, "age_s": 9.0}

@@ -13,8 +13,7 @@ from midstep.protocol.messages import Quiesce
 from midstep.protocol.time_spent import TimeCategory as C
 from midstep.protocol.time_spent import TimeSpent
 from midstep.protocol.types import FaultKind
-
-from ..fakes.cluster import STEP_S, FakeCluster, only
+from midstep.testing.fake_cluster import STEP_S, FakeCluster, only
 
 HOUR_S = 3600.0
 

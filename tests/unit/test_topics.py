@@ -11,8 +11,7 @@ from midstep.controller.recovery.events import ControllerStarted
 from midstep.controller.recovery.machine import TOPICS, RecoveryMachine
 from midstep.controller.recovery.state import JobState, Phase
 from midstep.controller.recovery.topic import Deadline, Follow, Recs, Topic
-
-from ..fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 RECOVERY = Path(midstep.__file__).parent / "controller" / "recovery"
 # The records of the machine's memory, by the words that topics have for one. A record's own file has its verbs.

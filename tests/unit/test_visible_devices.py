@@ -11,8 +11,7 @@ from midstep.protocol.environment import CONTAINER, PROCESS, visible_devices
 from midstep.protocol.incidents import StandingFault
 from midstep.protocol.messages import FaultReported, NodeJoined, Quiesce, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport, RunningProcess, StoreEndpoint
-
-from ..fakes.cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, StartProcess
 from midstep.protocol.types import FaultKind
-
-from ..fakes.cluster import FakeCluster, only
+from midstep.testing.fake_cluster import FakeCluster, only
 
 
 def test_a_rank_that_comes_back_at_another_step_is_replaced_and_nobody_else(cluster: FakeCluster) -> None:

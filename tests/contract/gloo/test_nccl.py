@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from tests.fakes.nccl import PlayedNccl
 
 from midstep.communicators.nccl import NcclCommunicator
 from midstep.communicators.process_group import BackendRegistration
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorError, LinkUpFailed
+from midstep.testing.played_nccl import PlayedNccl
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks

@@ -5,8 +5,7 @@ import pytest
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -20,8 +20,7 @@ from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import CheckpointSaved, Quiesce, Rejoin, Release, Resume, SaveCheckpoint
 from midstep.protocol.types import FaultKind
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 
 def waiting() -> AnsweringCluster:

@@ -10,8 +10,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
 from midstep.protocol.messages import CreateNode, DeleteNode, NodeLost, StartProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 TWICE = """
 ladder:

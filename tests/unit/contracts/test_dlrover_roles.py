@@ -2,8 +2,7 @@
 
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.types import FaultKind, FaultLevel, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 ROLES = """
 ladder: [{rung: reschedule_pod, budget: {per_job: 2}}, {rung: stop}]

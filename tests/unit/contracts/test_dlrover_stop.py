@@ -5,8 +5,7 @@ import pytest
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import CreateNode, StartProcess
 from midstep.protocol.types import FaultKind, FaultLevel
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 JOB_LIMIT = "ladder: [{rung: recover_in_place, budget: {per_job: 2}}, {rung: stop}]"
 RANK_LIMIT = "ladder: [{rung: recover_in_place, budget: {per_rank: 2}}, {rung: stop}]"

@@ -10,8 +10,7 @@ import pytest
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, Rejoin, Resume, StartProcess
 from midstep.protocol.types import FaultKind, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 
 def test_worker_with_sub_master_is_restarted_without_the_job() -> None:

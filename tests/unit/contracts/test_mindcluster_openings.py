@@ -8,8 +8,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import NodeLost, Quiesce, Rejoin, Resume, StartProcess
 from midstep.protocol.types import Activity, FaultKind, FaultLevel, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 TWO_ATTEMPTS = "ladder: [{rung: recover_in_place, attempts: 2}, {rung: recover}, {rung: stop}]"
 

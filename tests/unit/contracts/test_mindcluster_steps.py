@@ -22,9 +22,8 @@ from midstep.protocol.messages import (
     StopProcess,
 )
 from midstep.protocol.types import FaultKind, FaultLevel, RestoreSource, Rung
-
-from ...fakes.answering import AnsweringCluster
-from ...fakes.cluster import SHARD
+from midstep.testing.answering_cluster import AnsweringCluster
+from midstep.testing.fake_cluster import SHARD
 
 TWO_ATTEMPTS = "ladder: [{rung: recover_in_place, attempts: 2}, {rung: recover}, {rung: stop}]"
 

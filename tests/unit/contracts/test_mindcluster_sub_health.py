@@ -4,8 +4,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
 from midstep.protocol.messages import Quiesce, Rejoin
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 
 def not_well(job: AnsweringCluster, node: str = "node1") -> None:

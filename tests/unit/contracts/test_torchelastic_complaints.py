@@ -8,8 +8,7 @@ from midstep.policies.files import parse_policy
 from midstep.policies.schema import HeartbeatPolicy, job_settings
 from midstep.protocol.messages import NodeJoined, NodeLost, Quiesce, Rejoin, StartProcess, StopProcess
 from midstep.protocol.types import FaultKind, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 
 def test_restart_count_is_the_same_for_every_worker() -> None:

@@ -9,8 +9,7 @@ import pytest
 from midstep.controller.recovery.state import Phase
 from midstep.protocol.messages import Quiesce, Release, StartProcess
 from midstep.protocol.types import FaultKind, Rung
-
-from ...fakes.answering import AnsweringCluster
+from midstep.testing.answering_cluster import AnsweringCluster
 
 
 def plain(max_restarts: int, **more: int) -> AnsweringCluster:

@@ -4,8 +4,7 @@ from midstep.cli.story import story_lines
 from midstep.controller.story import StoryEntry, turns
 from midstep.protocol.messages import FaultReported, StoreMoved
 from midstep.protocol.types import FaultKind, FaultReport, StoreEndpoint
-
-from ...fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 
 def story_of(job: FakeCluster) -> list[StoryEntry]:

@@ -21,8 +21,8 @@ from midstep.controller.recovery.events import StopRequested
 from midstep.controller.story import StoryEntry, turns
 from midstep.policies.schema import default_policy
 from midstep.protocol.compat import within
+from midstep.testing.fake_cluster import FakeCluster, job
 
-from ...fakes.cluster import FakeCluster, job
 from ..test_journal import entry
 
 PATIENCE_S = 60.0

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from midstep.processor import rank_actions as act
-from midstep.processor.rank_actions import Action, Ended
-from midstep.processor.session import Order
-from midstep.protocol import messages as m
-from midstep.protocol.errors import Interrupted, MidstepError
-from midstep.protocol.types import Activity, CheckpointTrace, RankProgress, StepReport
-from midstep.testing.played_agent import FakeAgent, FakeProcess, HostedRank, drive
-
-from .cluster import HOLDS, STEP_S
+from ..processor import rank_actions as act
+from ..processor.rank_actions import Action, Ended
+from ..processor.session import Order
+from ..protocol import messages as m
+from ..protocol.errors import Interrupted, MidstepError
+from ..protocol.types import Activity, CheckpointTrace, RankProgress, StepReport
+from .fake_cluster import HOLDS, STEP_S
+from .played_agent import FakeAgent, FakeProcess, HostedRank, drive
 
 if TYPE_CHECKING:
-    from .answering import AnsweringCluster
+    from .answering_cluster import AnsweringCluster
 
 PHASE_S = 0.01
 WITHOUT_OUTCOME = (
@@ -150,7 +149,7 @@ class Agent(FakeAgent[Process]):
 
     @property
     def wall_s(self) -> float:
-        """What the node's wall clock says."""
+        """Return what the node's wall clock says."""
         return self.cluster.now
 
     def say(self, report: m.Report) -> None:

@@ -10,16 +10,15 @@ from typing import Any
 
 import msgspec
 
-from midstep.controller.recovery.events import Action, ControllerStarted, Event, Send, StopRequested
-from midstep.controller.recovery.state import Phase
-from midstep.controller.routes import Routes
-from midstep.policies.files import parse_policy
-from midstep.processor.session import Order
-from midstep.protocol import messages as m
-from midstep.protocol.incidents import Incident
-from midstep.protocol.types import PLATFORM, FaultKind, FaultLevel, Rung
-
-from .cluster import STEP_S, FakeCluster, job, only
+from ..controller.recovery.events import Action, ControllerStarted, Event, Send, StopRequested
+from ..controller.recovery.state import Phase
+from ..controller.routes import Routes
+from ..policies.files import parse_policy
+from ..processor.session import Order
+from ..protocol import messages as m
+from ..protocol.incidents import Incident
+from ..protocol.types import PLATFORM, FaultKind, FaultLevel, Rung
+from .fake_cluster import STEP_S, FakeCluster, job, only
 from .instant import Agent, Process
 
 MOST_EVENTS = 10_000  # a job that goes on for longer is going round in circles
@@ -180,7 +179,7 @@ class AnsweringCluster(FakeCluster):
                 self._deliver(send)
 
     def arrive(self) -> None:
-        """What was late arrives, and nothing is late any more."""
+        """Have what was late arrive; nothing is late any more."""
         self.late = lambda body: False
         self._owed += self._late
         self._late.clear()

@@ -8,16 +8,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import pytest
 
-from midstep.controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
-from midstep.controller.recovery.machine import RecoveryMachine
-from midstep.controller.recovery.state import Phase
-from midstep.controller.recovery.world import RankState
-from midstep.controller.time_account import TimeAccount
-from midstep.policies.schema import Policy, default_policy
-from midstep.protocol import messages as m
-from midstep.protocol.types import (
+from ..controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
+from ..controller.recovery.machine import RecoveryMachine
+from ..controller.recovery.state import Phase
+from ..controller.recovery.world import RankState
+from ..controller.time_account import TimeAccount
+from ..policies.schema import Policy, default_policy
+from ..protocol import messages as m
+from ..protocol.types import (
     Activity,
     Assertion,
     FaultKind,
@@ -32,8 +31,8 @@ from midstep.protocol.types import (
     StepReport,
     StoreEndpoint,
 )
-from midstep.testing.invariants import contradictions
-from midstep.testing.transitions import is_known
+from .invariants import contradictions
+from .transitions import is_known
 
 SHARD = "replicated"
 HOLDS = (ShardHold(SHARD, 1000),)
@@ -99,7 +98,7 @@ class FakeCluster:
         return bodies
 
     def handled(self, event: Event, actions: list[Action]) -> None:
-        """What is to follow from an event, where agents and processes answer by themselves."""
+        """Do what is to follow from an event, where agents and processes answer by themselves."""
 
     def overdue(self) -> list[Any]:
         """Let the next deadline pass."""
@@ -245,9 +244,3 @@ class FakeCluster:
         self.expect(Phase.RESUMING)
         self.feed(*(self.committed(rank, step + 1) for rank in ranks))
         self.expect(Phase.RUNNING)
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    """A running job on two nodes of two ranks, with a spare node."""
-    return FakeCluster().start()

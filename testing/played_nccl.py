@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import distributed as dist
 
-from midstep.communicators.device_group import DeviceGroup
+from ..communicators.device_group import DeviceGroup
 
 OPS = frozenset({"allreduce", "broadcast", "send", "recv", "allgather", "barrier"})
 GLOO_S = 30.0
