@@ -44,7 +44,7 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
     },
     P.SUSPECTING: {
         (m.NodeLost, m.ProcessExited, m.FaultReported): (*DECIDED,),
-        (DeadlinePassed,): (*(DECIDED - {P.ENDED}),),
+        (DeadlinePassed,): (*DECIDED,),
         (m.ProgressReported,): (*DECIDED, P.RUNNING, P.RESUMING, P.FINISHING),
         (StopRequested,): (P.SAVING, P.ENDED),
     },
