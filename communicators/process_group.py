@@ -86,6 +86,11 @@ class ReplaceableGroup(dist.ProcessGroup):
         self._name = ""
         self._desc = "undefined"
 
+    @property
+    def connected(self) -> bool:
+        """Whether the group is connected in the present generation."""
+        raise NotImplementedError
+
     def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Start the collective `op`. Raises CommunicatorAborted or CommunicatorFailed."""
         raise NotImplementedError

@@ -148,6 +148,23 @@ def fire_in_forward(modules: "Sequence[torch.nn.Module]", fire: Callable[[], Non
     ]
 
 
+def fire_in_backward_of_layers(layers: "Sequence[torch.nn.Module]", fire: Callable[[], None]) -> None:
+    """Call `fire` when the backward pass comes to the output of the layer in the middle.
+
+    For modules whose own parameters take no part in the computation: sharded ones, of which a gathered copy does.
+    """
+    handles: list[Any] = []
+
+    def arm(_layer: Any, _inputs: Any, output: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        first = output if not isinstance(output, tuple | list) else output[0]
+        if first.requires_grad:
+            first.register_hook(lambda _: fire())
+
+    handles.append(layers[len(layers) // 2].register_forward_hook(arm))
+
+
 def fire_in_backward(modules: "Sequence[torch.nn.Module]", fire: Callable[[], None]) -> None:
     """Call `fire` when half of the first module's gradients have been computed."""
     parameters = [p for module in modules[:1] for p in module.parameters() if p.requires_grad]

@@ -25,7 +25,7 @@ class OptimizerState:
     def collect(self) -> dict[str, Any]:
         """Return the state as a plain structure of live objects. At a source."""
         optimizer = self._optimizer
-        if not self._is_plain():
+        if not is_plain(optimizer):
             return {"plain": False, "whole": optimizer.state_dict()}
         positions = {id(parameter): index for index, parameter in enumerate(self._parameters())}
         strangers = [key for key in optimizer.state if id(key) not in positions]
@@ -57,14 +57,19 @@ class OptimizerState:
                     "all ranks build the same optimizer?"
                 )
             parameter = parameters[position]
-            held = self._optimizer.state.get(parameter, {})
+            held: dict[str, Any] = self._entries(parameter)
             for key, slot in entries.items():
                 if not isinstance(slot, tree.TensorSlot):
                     continue
                 live = held.get(key)
                 fits = isinstance(live, torch.Tensor) and live.shape == slot.shape and live.dtype == slot.dtype
                 device = torch.device("cpu") if (position, key) in on_host else parameter.device
-                yield f"{self._name}.state[{position}].{key}", slot, live.detach() if fits else None, device
+                yield (
+                    f"{self._name}.state[{position}].{key}",
+                    slot,
+                    live.detach() if live is not None and fits else None,
+                    device,
+                )
 
     def adopt(self, content: dict[str, Any]) -> None:
         """Make what arrived the state. At a destination."""
@@ -77,10 +82,7 @@ class OptimizerState:
                 f"{self._name}: {len(content['groups'])} param groups arrive, {len(optimizer.param_groups)} are here; "
                 "do all ranks build the same optimizer?"
             )
-        parameters = self._parameters()
-        optimizer.state.clear()
-        for position, entries in content["state"].items():
-            optimizer.state[parameters[position]] = entries
+        self._take(content)
         for group, arrived in zip(optimizer.param_groups, content["groups"], strict=True):
             for key, value in arrived.items():
                 live = group.get(key)
@@ -89,12 +91,26 @@ class OptimizerState:
                 else:
                     group[key] = value
 
+    def _entries(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return what is kept for a parameter, as tensors that can receive."""
+        entries: dict[str, Any] = self._optimizer.state.get(parameter, {})
+        return entries
+
+    def _take(self, content: dict[str, Any]) -> None:
+        """Keep what arrived, and nothing else."""
+        optimizer, parameters = self._optimizer, self._parameters()
+        optimizer.state.clear()
+        for position, entries in content["state"].items():
+            optimizer.state[parameters[position]] = entries
+
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self._optimizer.param_groups for parameter in group[_PARAMS]]
 
-    def _is_plain(self) -> bool:
-        kind, base = type(self._optimizer), torch.optim.Optimizer
-        own_methods = kind.state_dict is not base.state_dict or kind.load_state_dict is not base.load_state_dict
-        hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks",
-                 "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")  # fmt: skip
-        return not own_methods and not any(getattr(self._optimizer, hook, None) for hook in hooks)
+
+def is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's state is what torch's own `state_dict` says, with no method or hook of its own."""
+    kind, base = type(optimizer), torch.optim.Optimizer
+    own_methods = kind.state_dict is not base.state_dict or kind.load_state_dict is not base.load_state_dict
+    hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks",
+             "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")  # fmt: skip
+    return not own_methods and not any(getattr(optimizer, hook, None) for hook in hooks)

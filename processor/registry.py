@@ -102,9 +102,10 @@ class Registry:
         for name, held in state["values"].items():
             shared[name].set(held)
 
-    def check(self) -> None:
+    def check(self, *, optimizers: bool = True) -> None:
         """Try to encode everything once; raises UnsupportedState with the path of what cannot be. Runs at start."""
-        for name, target in {**self.data, **self.schedulers, **self.scalers, **self.optimizers}.items():
+        also = self.optimizers if optimizers else {}
+        for name, target in {**self.data, **self.schedulers, **self.scalers, **also}.items():
             tree.flatten(target.state_dict(), name)
         for name, value in self.values.items():
             tree.flatten(value.get(), name)

@@ -4,7 +4,8 @@ For DistributedDataParallel (DDP), and for any module whose parameters every ran
 it trains with (see `docs/training-loop.md`).
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,27 +16,33 @@ from torch.nn.parallel import DistributedDataParallel
 from ...processor import tree
 from ...processor.building import check_registered
 from ...processor.injection_points import fire_in_backward, fire_in_forward
-from ...processor.optimizer_state import OptimizerState
-from ...processor.prefault import PrefaultedMemory, aligned
 from ...processor.registry import Registry, by_name
 from ...processor.shard import Shard
 from ...processor.values import as_value
-from ...processor.whole_state import SHARD_ID, WholeState
-from ...protocol.errors import RecoveryError, StateUnreadable
+from ...processor.whole_state import WholeState
+from ...protocol.errors import ConfigurationError, RecoveryError, StateUnreadable
 from ...protocol.types import InjectionPoint
 from .buckets import BucketLayout
+from .replicated_state import ReplicatedState
 
-ENTRIES = 8  # tensors that optimizers keep for each parameter; with more of them the last ones are allocated late
+# What shards a model in a way that this train state cannot read, and the way there.
+_REFUSED = {
+    "FullyShardedDataParallel": "FSDP1 flattens parameters into its own buffers. Use fully_shard (FSDP2), which is "
+    "called for the modules that an auto_wrap_policy would have wrapped, see docs/fsdp.md",
+    "DeepSpeedEngine": "DeepSpeed's ZeRO keeps parameters and optimizer state in buffers of its own. Use fully_shard "
+    "(FSDP2), which shards the same, see docs/fsdp.md",
+}
 
 
 class TrainState(WholeState):
     """Everything that training changes, so that a recovery can bring it back.
 
     Every argument but `values` takes one object, a list or a dict of them. Tensors may be of any shape and dtype, on
-    the CPU or on the device of the job.
+    the CPU or on the device of the job. Parameters may be whole on every rank (DDP, or modules that the script
+    synchronises itself), or sharded by `fully_shard`, on one mesh dimension or with replicas (HSDP): that is found out.
 
     Args:
-        model: Modules, wrapped in DDP or not: every module whose parameters change, averaged copies too.
+        model: Modules, wrapped in DDP, sharded or neither: every module whose parameters change, averaged copies too.
         optimizer: Optimizers, as in the script.
         scheduler: Learning rate schedulers, as in the script.
         scaler: Gradient scalers, as in the script.
@@ -44,10 +51,18 @@ class TrainState(WholeState):
             state_dict, or `Value(get, set)`. They are rank-local unless marked `replicated(...)`.
 
     Raises:
-        ConfigurationError: An object cannot be put back in place, or parameters that were made in `midstep.building`
-            are in no registered module.
+        ConfigurationError: An object cannot be put back in place, parameters that were made in `midstep.building` are
+            in no registered module, or the model is sharded in a way that cannot be recovered; the text says which.
         UnsupportedState: A value cannot be carried without pickle; the text names its path.
     """
+
+    def __new__(cls, model: Any, *_: Any, **__: Any) -> "TrainState":
+        """Make the state for sharded parameters where there are some."""
+        if cls is TrainState and _is_sharded(without_ddp(by_name("model", model)).values()):
+            from ..fsdp.state import ShardedTrainState
+
+            return super().__new__(ShardedTrainState)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -60,9 +75,8 @@ class TrainState(WholeState):
         values: dict[str, Any] | None = None,
     ) -> None:
         given = by_name("model", model)
-        modules = {
-            name: item.module if isinstance(item, DistributedDataParallel) else item for name, item in given.items()
-        }
+        _refuse_other_shards([*given.items(), *by_name("optimizer", optimizer).items()])
+        modules = without_ddp(given)
         wrapped = {name: item for name, item in given.items() if isinstance(item, DistributedDataParallel)}
         self.registry = Registry(
             modules=modules,
@@ -73,7 +87,7 @@ class TrainState(WholeState):
             values={name: as_value(name, target) for name, target in (values or {}).items()},
         )
         super().__init__(self.registry.values)
-        self.registry.check()
+        self._check_state()
         check_registered(parameter for module in modules.values() for parameter in module.parameters())
         self._layouts = {name: BucketLayout(name, item) for name, item in wrapped.items()}
         self._replicated = ReplicatedState(self.registry, frozenset(wrapped))
@@ -152,14 +166,20 @@ class TrainState(WholeState):
 
     def _replicated_marks(self) -> dict[str, Any]:
         """Return the version counters of all parameters, and what else is replicated, packed."""
-        registry = self.registry
-        marks: dict[str, Any] = {
-            f"the parameters of {name}": sum(parameter._version for parameter in module.parameters())
-            for name, module in registry.modules.items()
-        }
+        registry, marks = self.registry, self._parameter_marks()
         marks |= {name: tree.pack(each.state_dict(), name) for name, each in registry.schedulers.items()}
         shared = {name: each for name, each in registry.values.items() if each.replicated}
         return marks | {f"values[{name!r}]": tree.pack(each.get(), name) for name, each in shared.items()}
+
+    def _parameter_marks(self) -> dict[str, Any]:
+        return {
+            f"the parameters of {name}": sum(parameter._version for parameter in module.parameters())
+            for name, module in self.registry.modules.items()
+        }
+
+    def _check_state(self) -> None:
+        """Try to encode everything once. Raises UnsupportedState with the path of what cannot be."""
+        self.registry.check()
 
     def restore_local(self, blob: bytes) -> None:
         """Restore the rank-local state that `capture_local` returned, here or in this rank's earlier process."""
@@ -201,126 +221,34 @@ class TrainState(WholeState):
             fire_in_backward(modules, fire)
 
 
-class ReplicatedState:
-    """The replicated shard of a registry: parameters, optimizer state and all else that is the same on every rank.
-
-    A source opens its live tensors, uncopied. A destination receives into its live tensors where they fit, so that
-    every handle on a parameter stays valid and a survivor needs no second copy; what does not exist yet (a newcomer's
-    optimizer state) is allocated and then becomes the live state without another copy. From `accept` until `adopt` the
-    state of this rank is therefore neither the old one nor the new one.
-
-    `synced_buffers` names the modules whose buffers were made equal at start (by DDP): their contents then travel
-    along, as a newcomer cannot know them if they were drawn at random.
-    """
-
-    def __init__(self, registry: Registry, synced_buffers: frozenset[str]) -> None:
-        self._registry = registry
-        self._synced = synced_buffers
-        self._optimizers = {name: OptimizerState(name, item) for name, item in registry.optimizers.items()}
-        self._room: PrefaultedMemory | None = None  # from `expect` until `adopt`
-
-    def open(self) -> Shard:
-        """Open this rank's state as a source. Raises UnsupportedState for what cannot be carried."""
-        content = {
-            "parameters": {
-                name: {path: parameter.detach() for path, parameter in module.named_parameters()}
-                for name, module in self._registry.modules.items()
-            },
-            "baseline": self._baseline(),
-            "optimizers": {name: state.collect() for name, state in self._optimizers.items()},
-            "small": self._registry.small_replicated(),
-        }
-        skeleton, tensors = tree.flatten(content, SHARD_ID)
-        return Shard(skeleton, [tensor.contiguous() for tensor in tensors])
-
-    def expect(self, size_bytes: int) -> None:
-        """Start to allocate memory for a shard of `size_bytes`, less what live tensors can receive."""
-        parameters = [parameter for module in self._registry.modules.values() for parameter in module.parameters()]
-        if all(parameter.device.type == "cpu" for parameter in parameters):
-            lacking = max(0, size_bytes - self.open().size_bytes)
-            # Each tensor begins at a round address; how many there will be is not known yet.
-            self._take_room(lacking + ENTRIES * len(parameters) * aligned(1) if lacking else 0)
-
-    def accept(self, header: bytes) -> Shard:
-        """Return the tensors that receive a shard. Raises RecoveryError when it does not fit this rank's modules."""
-        slots, outline = tree.slots_and_outline(header)
-        tensors: list[torch.Tensor | None] = [None] * len(slots)
-        fresh: list[tree.TensorSlot] = []
-        for place, slot, live, device in self._targets(outline):
-            if live is not None and (live.shape != slot.shape or live.dtype != slot.dtype):
-                raise RecoveryError(
-                    f"{place} arrives as {slot.dtype} {list(slot.shape)}, but here it is {live.dtype} "
-                    f"{list(live.shape)}; do all ranks build the same model?"
-                )
-            if live is not None and live.is_contiguous():
-                tensors[slot.index] = live
-            elif device.type == "cpu":
-                fresh.append(slot)
-            else:
-                tensors[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
-        needed = sum(aligned(slot.size_bytes) for slot in fresh)
-        if self._room is None or self._room.size_bytes < needed:
-            self._take_room(needed)
-        assert self._room is not None
-        for slot in fresh:
-            tensors[slot.index] = self._room.empty(slot.shape, slot.dtype)
-        filled = [
-            torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
-            for slot, tensor in zip(slots, tensors, strict=True)
-        ]
-        return Shard(header, filled)
-
-    def adopt(self, shard: Shard) -> None:
-        """Make an accepted shard, now received, the state of this rank."""
-        content = tree.unflatten(shard.header, shard.tensors)
-        for name, module in self._registry.modules.items():
-            for path, parameter in module.named_parameters():
-                arrived = content["parameters"][name][path]
-                if arrived.data_ptr() != parameter.data_ptr():
-                    parameter.data.copy_(arrived)
-        self._registry.buffers.adopt_baseline(content["baseline"])
-        self._registry.adopt_small_replicated(content["small"])
-        for name, state in self._optimizers.items():
-            state.adopt(content["optimizers"][name])
-        self._leave_room()
-
-    def _take_room(self, size_bytes: int) -> None:
-        self._leave_room()
-        self._room = PrefaultedMemory(size_bytes)
-
-    def _leave_room(self) -> None:
-        if self._room is not None:
-            self._room.close()
-        self._room = None
-
-    def _baseline(self) -> dict[str, torch.Tensor]:
-        return {
-            path: tensor
-            for path, tensor in self._registry.buffers.baseline().items()
-            if any(path.startswith(f"{name}.") for name in self._synced)
-        }
-
-    def _targets(
-        self, outline: dict[str, Any]
-    ) -> Iterator[tuple[str, tree.TensorSlot, torch.Tensor | None, torch.device]]:
-        """Yield where each arriving tensor of modules and optimizers belongs: place, slot, live tensor, device."""
-        modules = self._registry.modules
-        _require_same("modules", outline["parameters"], modules)
-        _require_same("optimizers", outline["optimizers"], self._optimizers)
-        for name, module in modules.items():
-            live = dict(module.named_parameters())
-            _require_same(f"parameters of {name}", outline["parameters"][name], live)
-            for path, slot in outline["parameters"][name].items():
-                yield f"{name}.{path}", slot, live[path].data, live[path].device
-        for name, state in self._optimizers.items():
-            yield from state.targets(outline["optimizers"][name])
+def without_ddp(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the modules themselves, by name: without the wrapper of DDP."""
+    return {name: item.module if isinstance(item, DistributedDataParallel) else item for name, item in given.items()}
 
 
-def _require_same(kind: str, arrived: dict[str, Any], here: dict[str, Any]) -> None:
-    if arrived.keys() != here.keys():
-        only_there = sorted(arrived.keys() - here.keys())[:3]
-        only_here = sorted(here.keys() - arrived.keys())[:3]
-        raise RecoveryError(
-            f"{kind} differ between ranks: only at the source {only_there}, only here {only_here}; do all ranks run "
-            "the same script?"
-        )
+def _is_sharded(modules: Iterable[Any]) -> bool:
+    """Return whether parameters are sharded, or would be if they were not gathered just now."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # not loaded for this: it takes its time
+    if tensors is None:
+        return False
+    return any(
+        any("FSDPModule" in _class_names(layer) for layer in module.modules())
+        or any(isinstance(parameter, tensors.DTensor) for parameter in module.parameters())
+        for module in modules
+    )
+
+
+def _refuse_other_shards(given: Iterable[tuple[str, Any]]) -> None:
+    """Refuse models and optimizers of frameworks that shard them in buffers of their own."""
+    for name, item in given:
+        layers = item.modules() if isinstance(item, torch.nn.Module) else (item,)
+        for layer in layers:
+            for kind in _class_names(layer):
+                if kind in _REFUSED:
+                    raise ConfigurationError(f"{name} has a {kind}, which cannot be recovered: {_REFUSED[kind]}")
+        if type(item).__module__.partition(".")[0] == "deepspeed":
+            raise ConfigurationError(f"{name} is DeepSpeed's, which cannot be recovered: {_REFUSED['DeepSpeedEngine']}")
+
+
+def _class_names(item: object) -> list[str]:
+    return [kind.__name__ for kind in type(item).__mro__]

@@ -10,32 +10,18 @@ every group that a live object holds must be connected in this generation.
 
 import functools
 import inspect
-import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ...processor.group_arguments import GroupArguments
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, RecoveryError
+from ..held_groups import HeldGroup, walk_groups
 from .parts import Parts
 
 _BACKENDS = "midstep_"  # what the names of midstep's backends begin with
-_LEAVES = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.Tensor,
-    type,
-    types.ModuleType,
-    types.CodeType,
-)
 _installed = False
 
 
@@ -95,24 +81,17 @@ def _any_group(plain: Any) -> Any:
     return create_group
 
 
-class HeldGroup(NamedTuple):
-    """A process group, and where it is held."""
-
-    place: str
-    group: Any
-
-
 def held_groups(parts: Parts) -> Iterator[HeldGroup]:
     """Yield every group that Megatron's globals, the model, the optimizer or its configurations hold."""
     from megatron.core import parallel_state
 
     for name, value in vars(parallel_state).items():
         if name.startswith("_") and name.isupper():
-            yield from _walk(value, f"parallel_state.{name}", set())
+            yield from walk_groups(value, f"parallel_state.{name}", set())
     seen: set[int] = set()
-    yield from _walk(parts.optimizer, "optimizer", seen)
+    yield from walk_groups(parts.optimizer, "optimizer", seen)
     for index, chunk in enumerate(parts.chunks):
-        yield from _walk(chunk, f"model[{index}]", seen)
+        yield from walk_groups(chunk, f"model[{index}]", seen)
 
 
 def refuse_foreign(parts: Parts) -> None:
@@ -134,36 +113,3 @@ def refuse_stale(parts: Parts) -> int:
         if not group.connected:
             raise RecoveryError(f"{place} is a process group of an earlier generation: {group.getGroupName()}")
     return count
-
-
-def _walk(root: Any, place: str, seen: set[int]) -> Iterator[HeldGroup]:
-    stack = [(root, place)]
-    while stack:
-        item, where = stack.pop()
-        if isinstance(item, dist.ProcessGroup):
-            yield HeldGroup(where, item)
-            continue
-        if isinstance(item, _LEAVES) or id(item) in seen:
-            continue
-        seen.add(id(item))
-        stack.extend((inner, f"{where}{name}") for name, inner in _inside(item))
-
-
-def _inside(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, each with the text that leads there."""
-    if isinstance(item, dict):
-        yield from ((f"[{key!r}]" if isinstance(key, str | int) else "[...]", value) for key, value in item.items())
-    elif isinstance(item, list | tuple | set | frozenset):
-        yield from ((f"[{index}]", value) for index, value in enumerate(item))
-    elif isinstance(item, functools.partial):
-        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
-    elif isinstance(item, types.MethodType):
-        yield ".__self__", item.__self__
-    elif isinstance(item, types.FunctionType):
-        for cell in item.__closure__ or ():
-            try:
-                yield f".{item.__name__}", cell.cell_contents
-            except ValueError:  # an empty cell
-                continue
-    else:
-        yield from ((f".{name}", value) for name, value in getattr(item, "__dict__", {}).items())

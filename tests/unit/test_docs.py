@@ -180,7 +180,7 @@ def test_what_the_docs_take_from_the_code_is_what_the_code_gives(name: str) -> N
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("folder", ["examples", "examples/mindspore"])
+@pytest.mark.parametrize("folder", ["examples", "examples/fsdp", "examples/mindspore"])
 def test_a_plain_loop_becomes_resilient_with_ten_changed_lines(folder: str) -> None:
     """Indentation and blank lines aside; the import is one of them."""
     plain, resilient = (

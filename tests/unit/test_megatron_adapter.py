@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from midstep import adapters
+from midstep.adapters.held_groups import walk_groups
 from midstep.adapters.megatron import FromSample, Replica, compatibility, resilient, skip_initial_values
 from midstep.adapters.megatron.compatibility import (
     REFUSALS,
@@ -24,7 +25,7 @@ from midstep.adapters.megatron.compatibility import (
     refuse_unsupported,
 )
 from midstep.adapters.megatron.parts import Parts, find_parts
-from midstep.adapters.megatron.process_groups import _walk, check_default_group, refuse_foreign
+from midstep.adapters.megatron.process_groups import check_default_group, refuse_foreign
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
 from midstep.adapters.megatron.resilient import METHODS
 from midstep.communicators.gloo.communicator import GlooCommunicator
@@ -257,7 +258,7 @@ def test_groups_are_found_wherever_an_object_keeps_them() -> None:
         closure=lambda: groups[3],
         bound=Owner(groups[4]).method,
     )
-    found = {id(handle.group) for handle in _walk(root, "root", set())}
+    found = {id(handle.group) for handle in walk_groups(root, "root", set())}
     assert found == {id(group) for group in groups}
     assert not any(group.connected for group in groups)
 

@@ -1,0 +1,155 @@
+"""Find torch's `fully_shard` by names that are not public, release by release, and refuse what cannot be recovered.
+
+The names are looked up, not the versions: those that differ between torch 2.6 and 2.13 are found under either. A
+release that lacks one that is needed is refused at start, by that name.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...processor.optimizer_state import is_plain
+from ...processor.runtime import Runtime
+from ...protocol.errors import ConfigurationError
+
+TESTED = ("2.13.0",)
+_STATE_HOMES = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
+_CUDA_GRAPHS = "triton.cudagraphs"
+
+# What must be there, by the object that has it.
+_OF_STATES = ("_comm_ctx", "_state_ctx", "_training_state")
+_OF_CONTEXTS = ("is_last_backward", "iter_forward_root", "post_backward_final_callback_queued", "post_optim_event")
+_OF_GROUPS = (
+    "_all_gather_result",
+    "_post_forward_indices",
+    "_sharded_state",
+    "_training_state",
+    "fsdp_params",
+    "is_sharded",
+    "modules",
+    "offload_policy",
+    "reshard",
+)
+_OF_PARAMETERS = ("sharded_param", "sharded_state", "to_sharded", "unsharded_accumulated_grad")
+
+
+def fsdp_states(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    """Yield what each call of `fully_shard` on these modules or inside them has made."""
+    state_of = _state_getter()
+    if state_of is None:
+        return
+    seen: set[int] = set()
+    for root in modules:
+        for module in root.modules():
+            state = state_of(module)
+            if state is not None and id(state) not in seen:
+                seen.add(id(state))
+                yield state
+
+
+def parameter_groups(state: Any) -> list[Any]:
+    """Return the parameters that one call of `fully_shard` gathers together: a list from torch 2.11 on, else one."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    only = getattr(state, "_fsdp_param_group", None)
+    return [] if only is None else [only]
+
+
+def _state_getter() -> Callable[[torch.nn.Module], Any] | None:
+    for home in _STATE_HOMES:  # where fully_shard was called one of them is loaded
+        module = sys.modules.get(home)
+        if module is not None:
+            getter: Callable[[torch.nn.Module], Any] = module._get_module_fsdp_state
+            return getter
+    return None
+
+
+def refuse_unsupported(modules: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Any]) -> None:
+    """Refuse what a recovery could not bring back, and a torch that lacks what is needed. When state is registered.
+
+    Raises:
+        ConfigurationError: The text names each of them.
+    """
+    groups = [group for state in fsdp_states(modules.values()) for group in parameter_groups(state)]
+    found = [*_missing_names(modules.values()), *_offloading(groups), *_own_communication(groups)]
+    found += [*_graphs(modules), *_collective_updates(optimizers), *_scaling()]
+    if found:
+        raise ConfigurationError("this script shards its model in a way that cannot be recovered. " + "; ".join(found))
+
+
+def _missing_names(modules: Iterable[torch.nn.Module]) -> Iterator[str]:
+    missing: set[str] = set()
+    for state in fsdp_states(modules):
+        missing |= {name for name in _OF_STATES if not hasattr(state, name)}
+        missing |= {name for name in _OF_CONTEXTS if not hasattr(getattr(state, "_state_ctx", None), name)}
+        for group in parameter_groups(state):
+            missing |= {name for name in _OF_GROUPS if not hasattr(group, name)}
+            for parameter in getattr(group, "fsdp_params", ()):
+                missing |= {name for name in _OF_PARAMETERS if not hasattr(parameter, name)}
+    if missing:
+        yield (
+            f"torch {torch.__version__}: fully_shard lacks {', '.join(sorted(missing))}, by which an interrupted step "
+            f"is cleared away. Versions that were run: {', '.join(TESTED)}"
+        )
+
+
+def _offloading(groups: Iterable[Any]) -> Iterator[str]:
+    if any(type(group.offload_policy).__name__ == "CPUOffloadPolicy" for group in groups):
+        yield "CPUOffloadPolicy: parameters that travel between host and device were never tried. Leave it out"
+
+
+def _own_communication(groups: Iterable[Any]) -> Iterator[str]:
+    """Find communication that keeps a group, or memory of one: symmetric memory, the group's allocator."""
+    names = ("_all_gather_comm", "_reduce_scatter_comm")
+    kinds = {type(getattr(group, name)).__name__ for group in groups for name in names if hasattr(group, name)}
+    own = sorted(kind for kind in kinds if kind not in {"DefaultAllGather", "DefaultReduceScatter"})
+    if own:
+        yield (
+            f"communication by {', '.join(own)} (symmetric memory, or memory of the process group): it is tied to a "
+            "generation of the links. Leave set_symm_mem_for_comm, set_allocate_memory_from_process_group_for_comm "
+            "and set_custom_all_gather out"
+        )
+
+
+def _graphs(modules: Mapping[str, torch.nn.Module]) -> Iterator[str]:
+    """Find modules that are compiled into CUDA graphs, which hold the links of the generation that recorded them."""
+    for name, root in modules.items():
+        for path, module in root.named_modules():
+            for compiled in (module, getattr(module, "_compiled_call_impl", None)):
+                options: dict[str, Any] = getattr(compiled, "get_compiler_config", dict)() or {}
+                if options.get(_CUDA_GRAPHS):
+                    yield (
+                        f"{name}{'.' if path else ''}{path} is compiled into CUDA graphs, which hold the links of the "
+                        "generation in which they were recorded. Compile it without mode='reduce-overhead' or "
+                        "'max-autotune'"
+                    )
+                    return
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None and config.triton.cudagraphs:
+        yield "torch._inductor.config.triton.cudagraphs is set: graphs hold the links of one generation. Unset it"
+
+
+def _collective_updates(optimizers: Mapping[str, Any]) -> Iterator[str]:
+    for name, optimizer in optimizers.items():
+        if "Muon" in type(optimizer).__name__:
+            yield (
+                f"{name} is a {type(optimizer).__name__}, whose step does collectives on sharded parameters: inside "
+                "the update there may be none"
+            )
+        elif isinstance(optimizer, torch.optim.Optimizer) and not is_plain(optimizer):
+            yield (
+                f"{name} is a {type(optimizer).__name__} with a state_dict, or hooks of it, of its own: the pieces of "
+                "its state are read as they are, between two steps. Use an optimizer of torch.optim"
+            )
+
+
+def _scaling() -> Iterator[str]:
+    runtime = Runtime.current()
+    if runtime is not None and runtime.settings.resizes:
+        yield (
+            "scale.min_nodes in the policy: which pieces a rank holds follows from the number of ranks. Leave it out, "
+            "and have spare nodes instead (--spares)"
+        )

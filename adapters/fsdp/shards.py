@@ -1,0 +1,121 @@
+"""The state of a sharded model as midstep's shards: one for each set of ranks that hold the same pieces.
+
+Which ranks those are follows from a parameter's own mesh and placements: they differ in dimensions of the mesh in which
+the parameter is replicated, and agree in all others. So FSDP on one dimension gives a shard that one rank holds, HSDP
+one that a rank of each replica holds, and a parameter that is not sharded one that all hold.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ...processor.registry import Registry
+from ...protocol.errors import UnsupportedState
+from ..ddp.replicated_state import ReplicatedState
+from .sharded_optimizer import ShardedOptimizerState, local
+
+_MOST_NAMED = 4  # ranks in the name of a shard
+Ranks = tuple[int, ...]
+ByModule = dict[str, dict[str, torch.Tensor]]  # parameters by the name of the module and their own
+
+
+class Piece(ReplicatedState):
+    """One shard: the pieces of some parameters, and what optimizers keep for them. The same on all of its `ranks`."""
+
+    def __init__(self, ranks: Ranks, parameters: ByModule, registry: Registry, synced_buffers: frozenset[str]) -> None:
+        """Make the shard of `parameters`, as they are registered with the optimizers."""
+        self.ranks = ranks
+        self._sharded = parameters
+        mine = [parameter for named in parameters.values() for parameter in named.values()]
+        optimizers = {name: ShardedOptimizerState(name, each, mine) for name, each in registry.optimizers.items()}
+        super().__init__(registry, synced_buffers, optimizers)
+
+    @property
+    def writer(self) -> int:
+        """The rank that writes it into checkpoints."""
+        return self.ranks[0]
+
+    def meshes(self) -> list[Any]:
+        """Return the device meshes on which its parameters are sharded."""
+        sharded = [each for named in self._sharded.values() for each in named.values() if isinstance(each, DTensor)]
+        return list({id(each.device_mesh): each.device_mesh for each in sharded}.values())
+
+    def versions(self) -> int:
+        """Return a number that is another one when a parameter was written to."""
+        return sum(each._version + local(each)._version for named in self._sharded.values() for each in named.values())
+
+    def _parameters(self) -> ByModule:
+        return {name: {path: local(each) for path, each in named.items()} for name, named in self._sharded.items()}
+
+
+def find_pieces(
+    modules: Mapping[str, torch.nn.Module], registry: Registry, synced_buffers: frozenset[str]
+) -> dict[str, Piece]:
+    """Return the shards that this rank holds, by name. While nothing is gathered: between two steps.
+
+    Raises UnsupportedState for a buffer that is sharded, and for a parameter whose sum over ranks is outstanding.
+    """
+    by_holders: dict[Ranks, ByModule] = {}
+    for name, module in modules.items():
+        for path, buffer in module.named_buffers():
+            if isinstance(buffer, DTensor):
+                raise UnsupportedState(f"{name}.{path} is a sharded buffer; only parameters may be sharded")
+        for path, parameter in module.named_parameters():
+            holders = holders_of(parameter, f"{name}.{path}")
+            by_holders.setdefault(holders, {}).setdefault(name, {})[path] = parameter
+    return {
+        shard_name(ranks): Piece(ranks, parameters, registry, synced_buffers)
+        for ranks, parameters in by_holders.items()
+    }
+
+
+def holders_of(parameter: torch.Tensor, place: str) -> Ranks:
+    """Return the ranks that hold the same piece of a parameter as this one."""
+    if not isinstance(parameter, DTensor):
+        return tuple(range(dist.get_world_size()))
+    mesh, here = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+    if here is None or any(placement.is_partial() for placement in parameter.placements):
+        raise UnsupportedState(f"{place} is {parameter.placements} on {mesh}: this rank has no piece of it of its own")
+    ranks = mesh.mesh
+    for dimension in reversed(range(mesh.ndim)):
+        if not parameter.placements[dimension].is_replicate():
+            ranks = ranks.select(dimension, here[dimension])
+    return tuple(sorted(ranks.flatten().tolist()))
+
+
+def shard_name(ranks: Ranks) -> str:
+    """Return a name by which all holders know their shard; short for any number of them."""
+    if len(ranks) <= _MOST_NAMED:
+        return "sharded.rank" + "-".join(map(str, ranks))
+    digest = hashlib.blake2b(repr(ranks).encode(), digest_size=6).hexdigest()
+    return f"sharded.rank{ranks[0]}-and-{len(ranks) - 1}-more.{digest}"
+
+
+class RankLayout(NamedTuple):
+    """The ranks of the job, and how many of them a node has."""
+
+    world_size: int
+    ranks_per_node: int
+
+    def findings(self, pieces: Mapping[str, Ranks]) -> tuple[str, ...]:
+        """Return one sentence for each shard of this rank that the loss of one node would take away."""
+        return tuple(sentence for ranks in pieces.values() if (sentence := self._finding(ranks)) is not None)
+
+    def _finding(self, ranks: Ranks) -> str | None:
+        if len(ranks) == 1 < self.world_size:
+            return (
+                f"only rank {ranks[0]} holds its pieces of parameters and optimizer state: if it is lost, all ranks go "
+                "back to a checkpoint. A mesh of two dimensions (HSDP) has a copy of every piece in each of its rows"
+            )
+        nodes = {rank // self.ranks_per_node for rank in ranks}
+        if len(nodes) == 1 and self.world_size > self.ranks_per_node:
+            return (
+                f"all copies of the pieces that ranks {', '.join(map(str, ranks))} hold are on one node: if it is "
+                "lost, all ranks go back to a checkpoint. Order the mesh so that its rows (the dimension that "
+                "replicates) are on different nodes"
+            )
+        return None

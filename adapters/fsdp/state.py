@@ -1,0 +1,157 @@
+"""The train state of a script whose parameters are sharded (DTensor): by `fully_shard`, on one mesh dimension or HSDP.
+
+`midstep.TrainState` makes one of these where it finds sharded parameters. A rank that is lost gets its pieces from the
+rank that has the same place in another row of the mesh. Nothing is gathered for that, and no `state_dict` is asked:
+pieces are read as they lie in memory, while the ranks are parked. Process groups keep their handles, which meshes,
+modules and torch's functional collectives have by name or by reference; so nothing in them has to be made again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...communicators.process_group import ReplaceableGroup
+from ...processor.framework import OpenShard
+from ...processor.injection_points import fire_in_backward_of_layers, fire_in_forward
+from ...processor.registry import by_name
+from ...processor.runtime import Runtime
+from ...processor.shard import Shard
+from ...protocol.errors import CheckpointError, RecoveryError
+from ...protocol.types import InjectionPoint, ShardHold
+from ..ddp.state import TrainState, without_ddp
+from ..held_groups import walk_groups
+from . import iteration
+from .compatibility import fsdp_states, refuse_unsupported
+from .shards import Piece, RankLayout, find_pieces
+
+
+class ShardedTrainState(TrainState):
+    """See TrainState, which makes it. Its arguments and what a script does with it are the same."""
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        *,
+        data: Any = None,
+        values: dict[str, Any] | None = None,
+    ) -> None:
+        modules = without_ddp(by_name("model", model))
+        refuse_unsupported(modules, by_name("optimizer", optimizer))
+        iteration.reshard(modules.values())  # a forward pass alone leaves the outermost parameters gathered
+        super().__init__(model, optimizer, scheduler, scaler, data=data, values=values)
+        self._pieces = find_pieces(modules, self.registry, frozenset(self._layouts))
+        for piece in self._pieces.values():
+            piece.open()  # raises now what it would raise in a recovery
+
+    def audit(self) -> tuple[str, ...]:
+        """Return what is not registered or changes in the wrong place, and what the loss of one node would take away.
+
+        Runs at start and after the first steps, between two steps, and warns in the rank's log.
+        """
+        iteration.reshard(self._modules)
+        return (*super().audit(), *self._layout_findings())
+
+    # --- for the recovery: the Framework protocol -----------------------------------------------------------------
+
+    def shards(self) -> tuple[ShardHold, ...]:
+        """Return the shards that this rank must hold, with their sizes now."""
+        return tuple(ShardHold(name, piece.open().size_bytes) for name, piece in self._pieces.items())
+
+    def writes(self) -> tuple[str, ...]:
+        """Return the shards that this rank writes into checkpoints: those of which it is the first holder."""
+        return tuple(name for name, piece in self._pieces.items() if piece.writer == self._rank)
+
+    def digests(self) -> dict[str, int]:
+        """Return a hash of each shard."""
+        return {name: piece.open().digest() for name, piece in self._pieces.items()}
+
+    def clean(self) -> None:
+        """Clear away what an interrupted step has left, but for reduced gradients, which stay until `rolled_back`."""
+        super().clean()
+        iteration.reset(self._modules)
+
+    def rebuilt(self) -> None:
+        """Check that meshes and modules, which keep their reconnected groups, hold none of an older generation."""
+        seen: set[int] = set()
+        held = [(state, "fully_shard") for state in fsdp_states(self._modules)]
+        held += [(mesh, "a device mesh") for piece in self._pieces.values() for mesh in piece.meshes()]
+        for root, place in held:
+            for where, group in walk_groups(root, place, seen):
+                if isinstance(group, ReplaceableGroup) and not group.connected:
+                    raise RecoveryError(f"{where} is a process group of an earlier generation: {group.getGroupName()}")
+
+    @property
+    def moves_early(self) -> bool:
+        """True: pieces can be moved while the links come up, as `rebuilt` only looks at groups."""
+        return True
+
+    def open_shard(self, shard_id: str) -> OpenShard:
+        """Open a shard to send from it."""
+        return self._piece(shard_id).open()
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """Return the tensors that receive a shard."""
+        return self._piece(shard_id).accept(header)
+
+    def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
+        """Make a received shard the state of this rank."""
+        if not isinstance(shard, Shard):
+            raise RecoveryError(f"shard {shard_id!r} was not accepted by this state, it is a {type(shard).__name__}")
+        self._piece(shard_id).adopt(shard)
+
+    def expect_shard(self, shard_id: str, size_bytes: int) -> None:
+        """Allocate memory ahead of time for what a shard adds to this rank's state."""
+        self._piece(shard_id).expect(size_bytes)
+
+    def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
+        """Refuse the state of a world of another size, which was cut into other pieces."""
+        raise CheckpointError(
+            "the checkpoint was written by another number of ranks: a sharded model cannot be divided again among these"
+        )
+
+    def rolled_back(self, step: int) -> None:
+        """Drop gradients, also those that were accumulated and not reduced."""
+        iteration.drop_gradients(self._modules)
+        super().rolled_back(step)
+
+    def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
+        """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there."""
+        if point is InjectionPoint.FORWARD:
+            fire_in_forward(self._modules, fire)
+        elif point is InjectionPoint.BACKWARD:
+            fire_in_backward_of_layers(_sharded_layers(self._modules), fire)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _modules(self) -> list[torch.nn.Module]:
+        return list(self.registry.modules.values())
+
+    def _check_state(self) -> None:
+        self.registry.check(optimizers=False)  # sharded state is looked at as pieces
+
+    def _parameter_marks(self) -> dict[str, Any]:
+        return {f"the parameters in {name}": piece.versions() for name, piece in self._pieces.items()}
+
+    def _layout_findings(self) -> tuple[str, ...]:
+        runtime = Runtime.current()
+        if runtime is None:
+            return ()
+        layout = RankLayout(dist.get_world_size(), runtime.ranks_per_node)
+        return layout.findings({name: piece.ranks for name, piece in self._pieces.items()})
+
+    def _piece(self, shard_id: str) -> Piece:
+        if shard_id not in self._pieces:
+            raise RecoveryError(f"this rank has no shard {shard_id!r}; it has {', '.join(sorted(self._pieces))}")
+        return self._pieces[shard_id]
+
+
+def _sharded_layers(modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the modules that `fully_shard` was called for; all that compute, where there are none."""
+    found = [state._modules[0] for state in fsdp_states(modules) if state._modules]
+    return found or [layer for module in modules[:1] for layer in module.modules() if not list(layer.children())]

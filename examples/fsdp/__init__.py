@@ -1,0 +1,1 @@
+"""Training with sharded parameters: plain, and resilient."""
