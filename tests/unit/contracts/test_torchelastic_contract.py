@@ -7,6 +7,7 @@ is better off, and keeps what the contract promises.
 import pytest
 
 from midstep.controller.recovery.state import Phase
+from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import Quiesce, Release, StartProcess
 from midstep.protocol.types import FaultKind, Rung
 from midstep.testing.answering_cluster import AnsweringCluster
@@ -91,6 +92,29 @@ def test_membership_change_is_free() -> None:
     assert job.machine.state.spent == ()
 
 
+def test_five_joins_and_then_a_fault_find_the_whole_budget() -> None:
+    """The rung that would restart everybody may be taken once, and a world that has grown five times still has it."""
+    ladder = "[{rung: reschedule_pod, budget: {per_job: 1}}, {rung: stop}]"
+    policy = f"ladder: {ladder}\nscale: {{min_nodes: 1, min_interval_s: 1, last_call_s: 1}}"
+    job = AnsweringCluster(policy, nodes=6, spares=0)
+    job.node_joins("node0")
+    job.settle()
+    job.wait_until(Phase.RUNNING)
+    for number in range(1, 6):
+        job.train(100)
+        job.node_joins(f"node{number}")
+        job.settle()
+        job.wait_until(Phase.RUNNING)
+        assert len(job.processes) == 2 * (number + 1)
+    assert job.machine.state.spent == ()
+
+    job.kill(3)
+
+    assert job.rungs == [Rung.RESCHEDULE_POD]
+    assert job.incidents[-1].outcome is Outcome.RESUMED
+    assert len(job.processes) == 12
+
+
 def test_loss_of_a_node_that_holds_no_rank_is_free() -> None:
     """A spare that goes away is nobody's failure."""
     job = AnsweringCluster().start()
@@ -104,7 +128,7 @@ def test_loss_of_a_node_that_holds_no_rank_is_free() -> None:
 
 
 def test_late_joiner_waits() -> None:
-    """A world that is complete is not torn down for a new node: it waits as a spare, with no limit to its patience."""
+    """A world that is complete is not torn down for a new node: its agent waits, as a spare."""
     job = AnsweringCluster().start()
     job.node_joins("late")
     job.settle()
