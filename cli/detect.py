@@ -1,4 +1,4 @@
-"""`midstep detect`: report faults of hardware to a running job, from documents or from another program's lines."""
+"""`midstep detect`: report faults of hardware to a running job, from documents, lines, or the kernel's log."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -28,6 +28,7 @@ from .frame import Command, operator_options
 from .standing_by import LEAVE_S, LEFT, unless_told_to_leave, until_one_leads
 
 KEYS_NAME = "keys"
+KMSG, STDIN = "/dev/kmsg", "-"  # where the lines of the kernel's log are read
 EXIT_SKIPPED = 3  # everything else was reported
 LOOK_S = 1.0
 TURN_S = 5.0  # at one endpoint
@@ -65,8 +66,15 @@ ASK_S = 10.0
     metavar="NAME=NODE",
     help="The job's name of a node that documents name as the cluster does. Repeatable.",
 )
+@click.option(
+    "--kernel-log",
+    type=click.Choice([KMSG, STDIN]),
+    metavar=f"{KMSG}|-",
+    help="Report the Xid events that NVIDIA's driver writes to this machine's kernel log: read from there, or, with -, "
+    "from lines on standard input, to their end. --node-name names the node, if it is not the host's name.",
+)
 @click.option("--lines", is_flag=True, help="Read reports from standard input, one JSON object a line, to its end.")
-@click.option("--name", metavar="NAME", help="The detector's name.  [default: files, or lines with --lines]")
+@click.option("--name", metavar="NAME", help="The detector's name.  [default: files, config-maps, kernel-log or lines]")
 @operator_options
 @click.option(
     "--keys",
@@ -88,6 +96,7 @@ def command(
     namespaces: tuple[str, ...],
     serials: tuple[str, ...],
     node_names: tuple[str, ...],
+    kernel_log: str | None,
     lines: bool,
     name: str | None,
     controller: str | None,
@@ -103,6 +112,8 @@ def command(
     PublicFault) and ClusterD (cluster-info-*, reset-config-*), as JSON, as ConfigMaps, or mounted. docs/faults.md
     describes them, the lines, and what follows from each level.
 
+    With --kernel-log the faults are those that NVIDIA's driver writes of the GPUs of this machine.
+
     With --config-maps they are read from the API of Kubernetes (KUBECONFIG, or the account of a pod), which takes the
     rights to list and to watch ConfigMaps there.
 
@@ -115,28 +126,22 @@ def command(
       midstep detect --source /etc/cluster-faults
       echo '{"code": "80E01801", "node": "node1", "device": 0}' | midstep detect --lines
       my-bmc-watcher | midstep detect demo --lines --name bmc
+      journalctl --dmesg --follow --lines 0 | midstep detect --kernel-log -
 
     Exit status: 0 when all was reported, 3 when lines were skipped, 1 when the controller did not take reports in, 75
     with --standby when the controller has gone.
     """
     log_to_stderr(logging.INFO, "%(asctime)s detect %(levelname)s %(message)s")
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
-    if not (sources or namespaces or lines or make_keys):
-        raise click.UsageError(
-            "nothing to do: name a --source PATH, --config-maps NAMESPACE, or --lines to read from standard input."
-        )
-    if bool(sources) + bool(namespaces) + lines > 1:
-        raise click.UsageError(
-            "--source, --config-maps and --lines are detectors: start one for each, with a --name of its own."
-        )
+    kinds = {"files": sources, "config-maps": namespaces, "kernel-log": kernel_log, "lines": lines}
+    chosen = name or ("files" if make_keys and not any(kinds.values()) else _kind_of_detector(kinds))
     if standby and (keys is not None or make_keys):
         raise click.UsageError("--standby goes with --controller and a token, and not with keys.")
     _check_keys(job, controller, token_file, keys, make_keys=make_keys)
     nodes = dict(_named_node("--serial", each, "a serial number", "2102312=node1") for each in serials)
     nodes |= dict(_named_node("--node-name", each, "a name", "worker-7=node1") for each in node_names)
-    chosen = name or ("lines" if lines else "config-maps" if namespaces else "files")
     try:
-        watched = Watched(sources, nodes, signs, namespaces)
+        watched = Watched(sources, nodes, signs, namespaces, kernel_log or "")
         if controller is not None and keys is not None:
             sys.exit(asyncio.run(report_faults(Way(job or "", controller, keys), chosen, watched)))
         target = None if signs or make_keys else reached_from_elsewhere(job, controller, token_file)
@@ -148,6 +153,22 @@ def command(
         sys.exit(_detect(job, watched, chosen, only_keys=make_keys))
     except KeyboardInterrupt:
         sys.exit(0)
+
+
+def _kind_of_detector(given: Mapping[str, object]) -> str:
+    """Return which one of these was given: a detector without a name is called so. Raises click.UsageError."""
+    kinds = [kind for kind, value in given.items() if value]
+    if not kinds:
+        raise click.UsageError(
+            "nothing to do: name a --source PATH, --config-maps NAMESPACE, --kernel-log, or --lines to read from "
+            "standard input."
+        )
+    if len(kinds) > 1:
+        raise click.UsageError(
+            "--source, --config-maps, --kernel-log and --lines are detectors: start one for each, with a --name of its "
+            "own."
+        )
+    return kinds[0]
 
 
 def _check_keys(
@@ -171,13 +192,15 @@ def _named_node(option: str, text: str, what: str, example: str) -> tuple[str, s
 class Watched(msgspec.Struct, frozen=True):
     """The sources that a detector watches, and the nodes that documents name by a serial number or another name.
 
-    `signs`: it gives signs of life on standard output. `namespaces`: those whose ConfigMaps are watched.
+    `signs`: it gives signs of life on standard output. `namespaces`: those whose ConfigMaps are watched. `kernel_log`:
+    where the lines of the kernel's log are read.
     """
 
     sources: tuple[Path, ...]
     serials: dict[str, str]
     signs: bool = False
     namespaces: tuple[str, ...] = ()
+    kernel_log: str = ""
 
 
 def _detect_elsewhere(job: JobElsewhere, watched: Watched, name: str, *, standby: bool) -> int:
@@ -253,6 +276,7 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
     Raises MidstepError.
     """
     from ..detectors.files import FileDetector
+    from ..detectors.kernel_log import KernelLogDetector
     from ..detectors.lines import MAX_LINE_BYTES, LineDetector
     from ..detectors.reporter import FaultReporter
     from ..protocol.discovery import Lookup, read_endpoint
@@ -274,10 +298,16 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
         if watched.namespaces:
             watching = asyncio.create_task(_watch_config_maps(name, watched, reporter.tell))
             return await _while_it_lasts(watching, lasts, LEFT if way.standby else 0)
+        host = socket.gethostname()
+        kernel_log = KernelLogDetector(name, watched.serials.get(host, host))
+        if watched.kernel_log == KMSG:
+            watching = asyncio.create_task(kernel_log.watch(reporter.tell))
+            return await _while_it_lasts(watching, lasts, LEFT if way.standby else 0)
         stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
         lines = LineDetector(name, stream)
-        await _while_it_lasts(asyncio.create_task(lines.watch(reporter.tell)), lasts)
+        reading = kernel_log.watch_lines(stream, reporter.tell) if watched.kernel_log else lines.watch(reporter.tell)
+        await _while_it_lasts(asyncio.create_task(reading), lasts)
         await reporter.flush()
         return EXIT_SKIPPED if lines.refused else 0
 

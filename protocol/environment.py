@@ -27,18 +27,23 @@ ROLE = "MIDSTEP_ROLE"  # the name of the process's role
 ROLES = "MIDSTEP_ROLES"  # how many ranks each role has, as JSON
 ROLE_ATTEMPT = "MIDSTEP_ROLE_ATTEMPT"  # how often all roles have been started together
 ROLE_STORE = "MIDSTEP_ROLE_STORE"  # the file that says where the store of the roles is
-CONTAINER = "ASCEND_VISIBLE_DEVICES"  # what the container runtime has put in: numbers of the machine
-PROCESS = "ASCEND_RT_VISIBLE_DEVICES"  # what CANN shows of those that are there
+# What the container runtime has put in, as numbers of the machine: of NPUs, else of GPUs.
+CONTAINER = ("ASCEND_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+# What CANN or CUDA shows of those that are there.
+PROCESS = ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 MOST = 4096
 
 
 def visible_devices(environment: Mapping[str, str]) -> tuple[int, ...]:
     """Return the machine's number of each device, in the order of local ranks; empty: 0, 1, ...
 
-    In a container that has devices 4 to 7 of its machine, CANN numbers them 0 to 3, and PROCESS chooses among these.
-    What is not a list of numbers is passed over: CANN will say so.
+    In a container that has devices 4 to 7 of its machine, CANN and CUDA number them 0 to 3, and PROCESS chooses among
+    these. What is not a list of numbers is passed over: CANN or CUDA will say so.
     """
-    given, chosen = _numbers(environment.get(CONTAINER, "")), _numbers(environment.get(PROCESS, ""))
+    given, chosen = (
+        _numbers(next((environment[name] for name in names if environment.get(name)), ""))
+        for names in (CONTAINER, PROCESS)
+    )
     if not given or not chosen:
         return chosen or given
     if max(chosen) < len(given):

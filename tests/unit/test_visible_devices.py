@@ -33,8 +33,9 @@ from midstep.testing.fake_cluster import FakeCluster, job, only
 def test_devices_are_those_that_a_rank_can_see_by_the_machines_numbers(
     container: str, process: str, expected: tuple[int, ...]
 ) -> None:
-    """In a container CANN counts from 0 again; documents do not."""
-    assert visible_devices({CONTAINER: container, PROCESS: process}) == expected
+    """In a container CANN and CUDA count from 0 again; documents do not."""
+    for names in zip(CONTAINER, PROCESS, strict=True):
+        assert visible_devices(dict(zip(names, (container, process), strict=True))) == expected
 
 
 def on(devices: tuple[int, ...] = (), environment: dict[str, str] | None = None) -> FakeCluster:
@@ -88,7 +89,7 @@ def test_a_fault_of_another_jobs_device_on_the_same_machine_hurts_no_rank(device
 
 
 def test_what_the_job_gives_its_ranks_to_see_counts_before_what_the_agent_sees() -> None:
-    cluster = on((4, 5), {PROCESS: "6,7"})
+    cluster = on((4, 5), {PROCESS[0]: "6,7"})
     assert cluster.feed(fault(4)) == []
     assert cluster.feed(fault(7))
     assert blamed(cluster) == [1]
