@@ -84,7 +84,7 @@ ASK_S = 10.0
 @click.option(
     "--standby",
     is_flag=True,
-    help="With --controller: wait for as long as no controller listens there, as one that stands by does not, and end "
+    help="With --controller: wait for as long as no controller that listens there leads, and end "
     "with status 75, to be started again, when the one that was served has been away for 10 s.",
 )
 @click.option("--signs", is_flag=True, hidden=True)  # of life, to standard output: for `midstep run`, which starts this
