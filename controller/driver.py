@@ -24,8 +24,10 @@ from ..protocol.messages import (
     NEVER_JOURNALED,
     EnrolmentRequested,
     FaultReported,
+    NodeGoing,
     NodeHeartbeat,
     NodeLost,
+    NodeStaying,
     NodeWords,
 )
 from ..protocol.rank_logs import in_lines
@@ -239,6 +241,10 @@ class Driver:
             self._pend(FaultReported(report), answer)
         else:
             answer(refused)
+
+    def tell(self, news: NodeGoing | NodeStaying) -> None:
+        """Take in what was learned of a node beside the wire. In the loop's thread."""
+        self._pend(news)
 
     def begin(self) -> None:
         """Learn from the journal without acting, then announce the new term to the machine."""

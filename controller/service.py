@@ -10,8 +10,9 @@ import logging
 import resource
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -31,11 +32,13 @@ from .endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer
 from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
 from .enroller import open_wire
+from .journal.records import Founding
 from .keepalive import KeepAlive
 from .liveness import Liveness, ProgressBoard
 from .opening import ControllerPlace, Term, open_job
 from .relaunch_hook import RelaunchHook
 from .routes import Routes
+from .shared_machines import SharedMachines, place_among_roles
 from .switchover import ControllerEntry
 
 KEYS_NAME = "keys"
@@ -115,9 +118,7 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_prog
             switchover=opened.switchover,
             stories=storyteller,
         )
-        hook = policy.on_node_relaunch
-        relaunch_hook = None if hook is None else RelaunchHook(hook, job.job, driver.status)
-        exit_code = asyncio.run(_drive(driver, run_directory, relaunch_hook, storyteller))
+        exit_code = asyncio.run(_drive(driver, run_directory, _beside(journal.founding, driver, storyteller)))
         if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
@@ -176,21 +177,37 @@ def _last_endpoint(run_directory: Path) -> str | None:
         return None
 
 
-async def _drive(
-    driver: Driver, run_directory: Path, hook: RelaunchHook | None, storyteller: Storyteller | None
-) -> int:
+def _beside(founding: Founding, driver: Driver, storyteller: Storyteller | None) -> dict[str, "Beside | None"]:
+    """Return what runs beside the driver, by what is said when it has failed."""
+    job, policy = founding.job, founding.policy
+    hook = policy.on_node_relaunch
+    among = place_among_roles(job.environment) if policy.node.with_roles else None
+    return {
+        "on_node_relaunch was not called": None if hook is None else RelaunchHook(hook, job.job, driver.status),
+        "no story was told": storyteller,
+        "machines that other roles leave were not left": None
+        if among is None
+        else SharedMachines(among, driver.status, driver.tell),
+    }
+
+
+class Beside(Protocol):
+    """A task that runs beside the driver for as long as that does."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
+async def _drive(driver: Driver, run_directory: Path, beside: Mapping[str, Beside | None]) -> int:
+    """Drive the job to its end. `beside`: what is said when it failed, and what fails then."""
     lines = LineServer(run_directory, driver.report)
     await lines.open()
-    beside = {
-        what: asyncio.create_task(each.run())
-        for what, each in (("on_node_relaunch was not called", hook), ("no story was told", storyteller))
-        if each is not None
-    }
+    tasks = {what: asyncio.create_task(each.run()) for what, each in beside.items() if each is not None}
     try:
         with _signals(asyncio.get_running_loop(), driver):
             return await driver.run()
     finally:
-        for what, task in beside.items():
+        for what, task in tasks.items():
             await _end(task, what)
         await lines.close()
 

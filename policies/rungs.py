@@ -458,6 +458,15 @@ def drain(
     return Decision(Rung.RECOVER, reason, tuple(SkippedRung(rung, _LEAVES_NOBODY) for rung in skipped))
 
 
+def move_all(node: str, spare: str, report: FaultReport) -> Decision:
+    """Return the decision to restart all ranks without a node that is going, where its ranks cannot move alone."""
+    reason = (
+        f"{nodes_text([node])} is going ({report.detail}), and its ranks cannot move alone: all ranks stop between two "
+        f"steps and write a checkpoint, and all processes are restarted from it, with spare {nodes_text([spare])}"
+    )
+    return Decision(Rung.RESCHEDULE_POD, reason)
+
+
 def drain_given_up(node: str, why_not: str) -> str:
     """Return that a drain turned out to be impossible after newcomers were started."""
     return f"{nodes_text([node])} is not left: {why_not}; all ranks stay where they are"

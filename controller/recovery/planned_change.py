@@ -17,7 +17,7 @@ import msgspec
 from ...policies.budgets import Facts
 from ...policies.fault_codes import Treatment
 from ...policies.ladder import best_spare
-from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain
+from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain, may_grow, move_all
 from ...protocol.errors import StateLost
 from ...protocol.messages import NewcomerWaiting, StartProcess, StopProcess
 from ...protocol.types import (
@@ -31,7 +31,7 @@ from ...protocol.wording import ranks_text
 from . import topic as do
 from .orders import LOOK, request_node, start_command, vacate
 from .repair import plan_repair
-from .state import AT_THE_BOUNDARY, JobState, Newcomer, Phase, PlannedChange, Resize, Stage, Unwell
+from .state import AT_THE_BOUNDARY, JobState, Newcomer, Phase, PlannedChange, Reschedule, Resize, Stage, Unwell
 from .topic import Deadline, Follow, Owed, Recs, Row, Rule, Topic
 from .world import DONE, NOT_STOPPED, NodeState, RankEvent
 
@@ -107,7 +107,10 @@ def _record(state: JobState, name: str, report: FaultReport) -> None:
 
 
 def _begin_drain(state: JobState) -> None:
-    """Begin to drain a node that is not well, if one can be: start the processes that will take its ranks over."""
+    """Begin to drain a node that is not well, if one can be: start the processes that will take its ranks over.
+
+    One that is going is left even where they could not get their state: all processes are restarted without it.
+    """
     world, planned = state.world, state.planned
     spares = world.spares()
     for name, unwell in planned.unwell.items():
@@ -122,9 +125,21 @@ def _begin_drain(state: JobState) -> None:
         if why_not is None and state.phase is not Phase.RUNNING:
             why_not = "its ranks move when the job runs again"
         spare = best_spare(spares, ranks, world.built_ahead())
-        unwell.note = why_not or f"its ranks move to {spare}"
-        if why_not is None and planned.current is None:
+        restarts = why_not is not None and going and bool(spares) and _may_restart(state)
+        unwell.note = f"its ranks move to {spare}" if why_not is None or restarts else why_not
+        if planned.current is None and restarts:
+            decision = move_all(name, spare, unwell.report)
+            planned.current = PlannedChange(unwell.report, decision, (), name, spare, restarts=True)
+        elif planned.current is None and why_not is None:
             _start_newcomers(state, name, spare, ranks, question, going=going)
+
+
+def _may_restart(state: JobState) -> bool:
+    """Say whether all processes may be restarted from a checkpoint that they write at a step boundary."""
+    if state.phase is not Phase.RUNNING or state.world.has(*DONE) or not state.ever_resilient:
+        return False
+    question = may_grow(state.now, {each.rank: each.node for each in state.world.holders})
+    return RestoreSource.CHECKPOINT in state.policy.restore and not state.ladder.refusals(question, Rung.RESCHEDULE_POD)
 
 
 def _start_newcomers(
@@ -227,12 +242,12 @@ def _make_change(state: JobState) -> Recs:
     """All ranks have stopped: make the change, write first what would be lost by it, or go on without it."""
     change = state.planned.current
     assert change is not None
-    if change.nodes:
+    if not change.nodes and not _spare_of(state, change):
+        return _stay(state, change, "the spare node is gone")
+    if change.nodes or change.restarts:
         state.planned.current = None
         _LOOK.drop(state)
-        return [do.SaveFirst(Resize())]
-    if not _spare_of(state, change):
-        return _stay(state, change, "the spare node is gone")
+        return [do.SaveFirst(Reschedule((change.node,)) if change.restarts else Resize())]
     lost = _kept_back(state, change)
     if lost is None:
         return _switch(state, change)
@@ -355,7 +370,7 @@ def _watch(state: JobState, change: PlannedChange) -> Recs:
     elif change.spare and state.world.nodes[change.spare].state is not NodeState.SPARE:
         _give_up(state, f"{change.spare} is not spare any more")
     elif state.phase is Phase.RUNNING and change.stage is Stage.PREPARING and not change.awaiting:
-        return [do.ReadClocks()]  # put off by a suspicion that turned out to be none
+        return [do.ReadClocks()]  # nobody is waited for, or it was put off by a suspicion that turned out to be none
     return None
 
 

@@ -183,7 +183,7 @@ class Newcomer:
 class PlannedChange:
     """The ranks of `node` move to `spare`; or, without them, the world grows to `nodes` nodes.
 
-    `awaiting`: newcomers that have not reached their train function.
+    `awaiting`: newcomers that have not reached their train function. `restarts`: all processes are, without `node`.
     """
 
     report: FaultReport
@@ -192,6 +192,7 @@ class PlannedChange:
     node: str = ""
     spare: str = ""
     nodes: int = 0
+    restarts: bool = False
     newcomers: dict[int, Newcomer] = field(default_factory=dict)
     awaiting: set[int] = field(default_factory=set)
     stage: Stage = Stage.PREPARING

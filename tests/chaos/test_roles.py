@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 import midstep
+from midstep.controller.endpoints.control_requests import Accepted, ReportFaultRequest
 from midstep.controller.role_group import EXIT_STOPPED, GroupPhase
 from midstep.launch.directories import store_file
 from midstep.processor.role import RoleStore
 from midstep.protocol import environment as names
-from midstep.protocol.types import FaultAction, InjectionPoint
+from midstep.protocol.incidents import Outcome
+from midstep.protocol.types import FaultAction, FaultKind, FaultLevel, FaultReport, InjectionPoint
 
 from .calm import made_once
 from .comparing import assert_nobody_harmed, assert_same_numbers
@@ -154,6 +156,39 @@ def test_a_controller_and_a_launcher_of_a_role_that_die_are_replaced_and_the_oth
     incidents = actor.report()["incidents"]
     assert_nobody_harmed(incidents[0], {1}, ranks=RANKS_OF_A_ROLE)
     assert len(incidents) == 2
+    assert_same_numbers(job.record("actor"), undisturbed_role, ranks=RANKS_OF_A_ROLE)
+    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_role)
+
+
+def test_a_machine_that_one_role_leaves_for_a_fault_is_left_by_the_other_between_two_steps(
+    start_roles: StartRoles, undisturbed_role: Record
+) -> None:
+    """The other role loses no step and pays no budget for it. Here nodes of one name stand for one machine."""
+    job = start_roles(
+        {"actor": {"ladder": LADDER, "spares": 1}, "rollout": {"steps": ENDLESS, "ladder": LADDER}},
+        until=["actor"],
+        gates={"actor": (EARLY, LATE)},
+    )
+    actor, rollout = job.role("actor"), job.role("rollout")
+    actor.held_at(EARLY)
+    rollout.until_steps_done(STEPS_MEANWHILE)
+    before = rollout.pids()
+    fault = FaultReport(FaultKind.NODE, 0.0, "operator", "its fans stand still", node="node0", level=FaultLevel.NODE)
+    assert isinstance(actor.ask(ReportFaultRequest(fault)), Accepted)
+    actor.open_gate(EARLY)
+    actor.held_at(LATE)
+    what = "the ranks of the other role to move"
+    status = rollout.until(lambda status: {rank.node for rank in status.ranks} == {"node1"}, what, ROLES_PATIENCE_S)
+    assert rollout.pids() != before
+    rollout.until_steps_done(rollout.steps_done() + STEPS_MEANWHILE)
+    actor.open_gate(LATE)
+    assert job.wait() == 0, job.said()
+    job.assert_nothing_left()
+
+    (moved,) = [incident for incident in rollout.report()["incidents"] if incident["outcome"] != Outcome.DISMISSED]
+    assert "role actor has left machine node0: its fans stand still" in str(moved["decisions"])
+    assert moved["steps_lost"] == 0
+    assert not any(budget.used for budget in status.budgets)
     assert_same_numbers(job.record("actor"), undisturbed_role, ranks=RANKS_OF_A_ROLE)
     assert_first_steps_are_the_same(job.record("rollout"), undisturbed_role)
 

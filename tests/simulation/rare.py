@@ -25,7 +25,22 @@ def seen_by_hand() -> set[Happened]:
         | _said_once_more()
         | _fit_again_while_it_is_waited_for()
         | _begun_when_its_node_has_passed()
+        | _not_saved_in_time()
     )
+
+
+def _not_saved_in_time() -> set[Happened]:
+    """All nodes are to be new ones, and the ranks that park write nothing first."""
+    saving = Written(job(spares=0), Policy(ladder=(RungPolicy(Rung.RESCHEDULE_JOB), STOP)), creates=True)
+    saving.start()
+    saving.feed(saving.exited(1))
+    saving.expect(Phase.SAVING)
+    saving.feed(*(saving.quiesced(rank, 5) for rank in (0, 2, 3)))
+    for _ in range(5):
+        if saving.machine.phase is Phase.SAVING:
+            saving.overdue()
+    saving.expect(Phase.WAITING)
+    return saving.seen
 
 
 def _begun_when_its_node_has_passed() -> set[Happened]:

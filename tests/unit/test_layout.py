@@ -23,7 +23,7 @@ FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "threading", "zmq", "os", "soc
 # controller/journal/, controller/volume/ and controller/endpoints/. All others decide.
 IMPURE = {
     "clock.py", "driver.py", "enroller.py", "keepalive.py", "live_status.py", "opening.py", "relaunch_hook.py",
-    "service.py", "switchover.py", "wire.py",
+    "service.py", "shared_machines.py", "switchover.py", "wire.py",
 }  # fmt: skip
 FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
 

@@ -22,9 +22,11 @@ from midstep.protocol.messages import (
     NodeRefused,
     NodeStaying,
     PlatformJoined,
+    ProbeProgress,
+    Quiesce,
     StartProcess,
 )
-from midstep.protocol.types import PLATFORM, FaultAction, Rung
+from midstep.protocol.types import PLATFORM, FaultAction, RestoreSource, Rung
 from midstep.testing.fake_cluster import FakeCluster, job, only
 
 GOING = NodeGoing("node1", "m1 is being drained", 120.0)
@@ -124,6 +126,52 @@ def test_a_node_that_is_going_takes_no_budget() -> None:
     plan = cluster.machine.state.planned.current
     assert plan is not None
     assert plan.charges == ()
+
+
+def alone(**changes: Any) -> FakeCluster:
+    """A job with all its ranks on one node, and one spare."""
+    return FakeCluster(job(nodes=1, spares=1), msgspec.structs.replace(default_policy(), **changes)).start()
+
+
+def test_where_all_ranks_are_on_a_node_that_is_going_they_save_between_two_steps_and_begin_again_on_the_spare() -> None:
+    """Nobody stays from whom a new process could get its state; no step is lost all the same, and no budget taken."""
+    cluster = alone()
+    assert only(cluster.feed(NodeGoing("node0", "drained")), ProbeProgress)
+    step, same = (order.after_step for order in only(cluster.feed(cluster.clocks("node0")), Quiesce))
+    assert step == same
+    cluster.feed(cluster.quiesced(0, step), cluster.quiesced(1, step))
+    cluster.expect(Phase.SAVING)
+    saved = [cluster.saved(rank, step=step) for rank in (1, 0)]
+    starts = only(cluster.feed(*saved), StartProcess)
+    assert [start.rank for start in starts] == [0, 1]
+    assert {holder.node for holder in cluster.machine.state.world.holders} == {"node1"}
+    (incident,) = cluster.machine.incidents
+    assert incident.decisions[-1].rung is Rung.RESCHEDULE_POD
+    assert "node node0 is going (drained), and its ranks cannot move alone" in incident.decisions[-1].reason
+    assert not any(budget.used for budget in cluster.machine.status(cluster.now).budgets)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ladder": tuple(entry for entry in default_policy().ladder if entry.rung is not Rung.RESCHEDULE_POD)},
+        {"restore": (RestoreSource.REPLICA,)},
+    ],
+)
+def test_where_the_policy_restarts_no_world_from_a_checkpoint_a_node_that_is_going_stays_in_use(
+    changes: dict[str, Any],
+) -> None:
+    cluster = alone(**changes)
+    assert only(cluster.feed(NodeGoing("node0", "drained")), ProbeProgress) == []
+    assert "recover cannot be taken" in cluster.machine.incidents[-1].ended_reason
+
+
+def test_a_spare_that_goes_before_the_boundary_keeps_all_where_they_are() -> None:
+    cluster = alone()
+    cluster.feed(NodeGoing("node0", "drained"))
+    cluster.feed(NodeLost("node1", "gone", cluster.now))
+    assert cluster.machine.state.planned.current is None
+    assert cluster.machine.phase is Phase.RUNNING
 
 
 def test_a_rank_that_fails_on_a_node_that_is_going_moves_to_the_spare_at_once(cluster: FakeCluster) -> None:
