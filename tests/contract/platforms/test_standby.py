@@ -12,9 +12,15 @@ from contextlib import contextmanager
 import pytest
 
 from midstep.cli.standing_by import LEFT
+from midstep.controller.endpoints.discovery_files import write_endpoint
+from midstep.controller.endpoints.standing_by import StandingBy
 from midstep.platforms.peer import PlatformPeer, keys_from
 from midstep.protocol.compat import within
-from midstep.protocol.token import TOKEN_VARIABLE, new_token, token_text
+from midstep.protocol.keys import JobKeys
+from midstep.protocol.token import TOKEN_VARIABLE, FullToken, new_token, token_text
+
+from ..driver.conftest import Rig
+from ..driver.test_remote_operators import begun_with
 
 LONG_S = 60.0
 QUIET_S = 1.0
@@ -32,31 +38,47 @@ DETECTOR = ("detect", "demo", "--config-maps", "default")
 
 
 @contextmanager
-def waiting(port: int, command: tuple[str, ...] = PLATFORM) -> Iterator[subprocess.Popen[str]]:
+def waiting(
+    port: int, command: tuple[str, ...] = PLATFORM, token: FullToken | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Run what waits for the controller at a port. A platform would end at once then: it lacks its settings."""
     words = [*command, "--standby", "--controller", f"127.0.0.1:{port}"]
-    environment = {**os.environ, TOKEN_VARIABLE: token_text(new_token(job="demo"))}
+    environment = {**os.environ, TOKEN_VARIABLE: token_text(token or new_token(job="demo"))}
     platform = subprocess.Popen(
         [sys.executable, "-m", "midstep.cli.main", *words], env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
         assert platform.stderr is not None
-        assert "waits until a controller listens" in platform.stderr.readline()
+        assert "waits until a controller leads" in platform.stderr.readline()
         yield platform
     finally:
         platform.kill()
         platform.communicate()
 
 
-def test_it_begins_when_its_controller_listens() -> None:
-    """A controller that stands by does not."""
-    port = free_port()
-    with waiting(port) as platform:
-        time.sleep(QUIET_S)
+def test_it_begins_when_its_controller_leads_and_not_while_that_stands_by() -> None:
+    """Which says so, and is asked again."""
+    token, port, rig = new_token(job="demo"), free_port(), Rig()
+
+    async def scenario(platform: subprocess.Popen[str]) -> str:
+        standing_by = StandingBy(f"tcp://127.0.0.1:{port}", JobKeys.load_server(rig.keys), "demo")
+        until_s = time.monotonic() + QUIET_S
+        while time.monotonic() < until_s:
+            standing_by.answer("b", [])
+            await asyncio.sleep(0.05)
+        standing_by.close()
         assert platform.poll() is None
-        with socket.create_server(("127.0.0.1", port)):
-            _, said = platform.communicate(timeout=LONG_S)
-    assert "the platform kubernetes takes --option settings=FILE" in said
+        write_endpoint(rig.run_directory, f"tcp://127.0.0.1:{port}")
+        async with rig.controller():
+            _, said = await asyncio.to_thread(platform.communicate, timeout=LONG_S)
+        return said
+
+    try:
+        begun_with(rig, token)
+        with waiting(port, PLATFORM, token) as platform:
+            assert "the platform kubernetes takes --option settings=FILE" in asyncio.run(scenario(platform))
+    finally:
+        rig.close()
 
 
 @pytest.mark.parametrize("command", [PLATFORM, DETECTOR], ids=lambda command: command[0])
