@@ -51,6 +51,7 @@ class LocalState:
         self._trailing = framework if isinstance(framework, Trailing) else None
         self._device = device
         self._last = _Parts(b"", b"")
+        self._numbers: tuple[bytes, bytes] | None = None
 
     def capture(self) -> bytes:
         """Capture both parts."""
@@ -76,6 +77,17 @@ class LocalState:
         self._restore_trailing(parts.trailing)
         self._framework.rolled_back(step)
         self._restore_device(parts.device)  # last: putting the others back may have drawn numbers
+
+    def remember_random(self) -> None:
+        """Remember where all generators are: the global ones of this process, and the device's."""
+        self._numbers = (RandomState().capture(), self._device.capture_random())
+
+    def recall_random(self) -> None:
+        """Put back what is remembered, and forget it. Does nothing where nothing is."""
+        numbers, self._numbers = self._numbers, None
+        if numbers is not None:
+            RandomState().restore(numbers[0])
+            self._restore_device(numbers[1])
 
     def adopt(self, framework: "Rescalable", blob: bytes, *, random_numbers: bool) -> None:
         """Put back the local state of a world of another size. See Rescalable."""

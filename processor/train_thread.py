@@ -115,7 +115,12 @@ class TrainThread(Surroundings):
         self._runtime.unshield()
 
     def begins(self, step: int) -> bool:
-        """Return whether a step may be begun; False at a boundary at which all ranks stop."""
+        """Return whether a step may be begun; False at a boundary at which all ranks stop.
+
+        The first one after a recovery draws the random numbers that it drew without one. A train function that is
+        called again may have drawn some on its way to it: `iter` of a data loader draws a seed.
+        """
+        self._own.recall_random()
         return self._runtime.begins(step)
 
     def keep_local(self, step: int, blob: bytes) -> bytes:
@@ -226,6 +231,8 @@ class TrainThread(Surroundings):
     def _train(self) -> Ended:
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
+        if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
+            self._own.remember_random()
         try:
             self._result = self._train_function()
             self._ledger.end_step()

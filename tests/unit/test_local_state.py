@@ -1,5 +1,6 @@
 """The local state of a rank holds what its framework captured and the random numbers of its device, whichever it is."""
 
+import random
 from typing import Any, cast
 
 import pytest
@@ -83,3 +84,16 @@ def test_a_state_of_another_kind_of_device_leaves_the_generator_alone_and_says_s
 def test_bytes_that_are_no_own_state_are_refused() -> None:
     with pytest.raises(RecoveryError, match="cannot be read"):
         parts(Framework(), Device(b"")).restore(b"\x93\x01", 3)
+
+
+def test_what_was_drawn_since_the_numbers_were_remembered_is_drawn_again_once() -> None:
+    """Those of this process and of the device: a train function that is called again draws before its first step."""
+    device = Device(b"5")
+    own = parts(Framework(), device)
+    own.remember_random()
+    first = random.random()
+    device.numbers = b"6"
+    own.recall_random()
+    assert (random.random(), device.numbers) == (first, b"5")
+    own.recall_random()
+    assert random.random() != first

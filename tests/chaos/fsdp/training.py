@@ -81,6 +81,7 @@ def train(records: Path, setting: Setting) -> None:
 
     @midstep.resilient(state)
     def loop() -> None:
+        torch.empty((), dtype=torch.int64).random_()  # as `iter` of a DataLoader does, each time that this is called
         for step in state.steps(setting.steps):
             while (records / f"gate.{step.index}").exists():
                 time.sleep(0.02)
