@@ -14,7 +14,7 @@ from ..protocol.errors import JournalDamaged, MidstepError
 from ..protocol.exits import CONTROLLER_FAILED, JOURNAL_DAMAGED, leave_to_launcher
 from ..protocol.token import read_token
 from .display.plain import echo, log_to_stderr
-from .frame import store_option, token_file_option
+from .frame import metrics_options, store_option, token_file_option
 from .numbers import DESCRIPTOR, seconds
 
 
@@ -83,6 +83,7 @@ from .numbers import DESCRIPTOR, seconds
     is_flag=True,
     help="Work on a copy of a journal that cannot be written. Only to stop a job: what is recorded is lost.",
 )
+@metrics_options
 @click.option("--keepalive-fd", type=DESCRIPTOR, help="Write a byte to this inherited pipe at least each second.")
 @click.option("--verbose", is_flag=True, help="Log every refused message, too.")
 def command(
@@ -100,6 +101,8 @@ def command(
     name: str | None,
     stop: str | None,
     in_memory: bool,
+    metrics_listen: str | None,
+    metrics_token_file: Path | None,
     keepalive_fd: int | None,
     verbose: bool,
 ) -> None:
@@ -114,6 +117,7 @@ def command(
     Several may be started with --standby: one is active (hot), the others stand by (cold); see docs/controllers.md.
     With --store they may be on several machines, and the job is one that `midstep submit` has put there.
     """
+    from ..controller.endpoints.metrics_server import metrics_place
     from ..controller.keepalive import KeepAlive
     from ..controller.opening import Term
     from ..controller.service import serve
@@ -132,6 +136,7 @@ def command(
                 term=Term(None if standby else wait_s, lease_s if standby else None, stop, in_memory, name),
                 alive=KeepAlive(keepalive_fd),
                 story_program=STORY_PROGRAM,
+                metrics=None if not metrics_listen else metrics_place(metrics_listen, metrics_token_file),
             )
     except MidstepError as error:
         echo(f"midstep controller: {error}", err=True)

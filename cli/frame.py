@@ -1,5 +1,6 @@
 """The frame that commands share: how one refuses, the options that several have, and orders to a job's controller."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from ..launch.reached_job import CONTROLLER_VARIABLE, HereJob, ReachedJob, what_
 from ..protocol.errors import MidstepError
 from ..protocol.token import TOKEN_FILE_VARIABLE
 
+METRICS_VARIABLE = "MIDSTEP_METRICS_LISTEN"
+METRICS_TOKEN_VARIABLE = "MIDSTEP_METRICS_TOKEN_FILE"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -34,6 +37,36 @@ def token_file_option(command: Any) -> Any:
         metavar="FILE",
         help="The file (mode 600) with the job's token, from `midstep token`.  [default: MIDSTEP_TOKEN]",
     )(command)
+
+
+def metrics_options(command: _Command) -> _Command:
+    """Add --metrics-listen and --metrics-token-file. What is wrong is said now, and not by each new controller."""
+    token_file = click.option(
+        "--metrics-token-file",
+        envvar=METRICS_TOKEN_VARIABLE,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="The file (mode 600) with what a scraper has to bring: Authorization: Bearer TOKEN.",
+    )
+    listen = click.option(
+        "--metrics-listen",
+        envvar=METRICS_VARIABLE,
+        metavar="[HOST]:PORT",
+        help="Serve the job's numbers to Prometheus (docs/metrics.md), from the controller's process. Without a HOST, "
+        "or without a token, to this machine only.  [default: nowhere]",
+    )
+    return listen(token_file(command))
+
+
+def hand_on_metrics(listen: str | None, token_file: Path | None) -> None:
+    """Have the controllers that this process starts serve numbers. Raises ConfigurationError."""
+    from ..controller.endpoints.metrics_server import metrics_place
+
+    if listen:
+        metrics_place(listen, token_file)
+        os.environ[METRICS_VARIABLE] = listen
+        if token_file is not None:
+            os.environ[METRICS_TOKEN_VARIABLE] = str(token_file.absolute())
 
 
 def store_option(*, required: bool = False) -> Callable[[Any], Any]:

@@ -23,7 +23,7 @@ from ..protocol.compat import StrEnum
 from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, found_token_file, joinable, read_token
 from .display.plain import echo, hold_standard_descriptors, log_to_stderr
-from .frame import Command, token_file_option
+from .frame import Command, hand_on_metrics, metrics_options, token_file_option
 from .job_options import (
     KUBERNETES,
     OUTPUT,
@@ -102,6 +102,7 @@ class PlatformName(StrEnum):
     help="Cause the faults of this file on purpose; see `midstep inject` for what there is.",
 )
 @options(KUBERNETES)
+@metrics_options
 @options(PROGRAM)
 @click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
@@ -119,6 +120,8 @@ def command(
     token_file: Path | None,
     node: str,
     failure_domain: str,
+    metrics_listen: str | None,
+    metrics_token_file: Path | None,
     **chosen: Any,
 ) -> None:
     """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running; with --roles, several scripts.
@@ -136,6 +139,7 @@ def command(
     """
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
+    hand_on_metrics(metrics_listen, metrics_token_file)
     torchrun = {name: chosen.pop(name) for name in meetings.Flags.__struct_fields__}
     output = {name: chosen.pop(name) for name in OUTPUT}
     quiet = quiet or shows_nothing(output["redirects"], output["tee"])

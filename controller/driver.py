@@ -46,6 +46,7 @@ from .journal.upkeep import JournalTrouble, Upkeep
 from .keepalive import KeepAlive
 from .learned import Learned
 from .liveness import Liveness, ProgressBoard
+from .metrics import Observation
 from .recovery.events import (
     Action,
     ControllerStarted,
@@ -306,6 +307,21 @@ class Driver:
             holding=self._liveness.holding(now),
             controllers=controllers,
             failover_paused_until_s=paused_until_s,
+        )
+
+    def observation(self) -> Observation:
+        """Return how the job stands, for its numbers. Cheaper than a status, and for the loop's thread only."""
+        now, state, times = self._clock.now(), self._machine.state, self._learned.times
+        return Observation(
+            at_s=now,
+            state=state,
+            step=max(self._board.reached(), state.progress.committed),
+            time=times.until(now),
+            time_lately=times.windows(now),
+            refused={**state.history.ignored, **self._wire.refused, **self._control.refused},
+            term=self._journal.term,
+            controllers=len(self._switchover.standing()[0]),
+            writable=self._trouble.error is None,
         )
 
     def _take(self, arrival: Arrival, now: float) -> None:

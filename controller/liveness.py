@@ -215,6 +215,10 @@ class ProgressBoard:
             for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
                 del by_incarnation[incarnation]
 
+    def reached(self) -> int:
+        """Return the most steps that the present process of any rank has committed."""
+        return max((by_incarnation[max(by_incarnation)].step for by_incarnation in self._ranks.values()), default=0)
+
     def overlay(self, status: JobStatus) -> JobStatus:
         """Return the machine's status with the steps and activities of the latest heartbeats.
 

@@ -29,6 +29,7 @@ from .driver import Driver
 from .election.file_election import LEASE_S
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer, socket_path
+from .endpoints.metrics_server import MetricsPlace, open_metrics
 from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
 from .enroller import open_wire
@@ -49,10 +50,18 @@ _ANY_PORT = ":0"
 _log = logging.getLogger(__name__)
 
 
-def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive, story_program: Sequence[str] = ()) -> int:
+def serve(
+    place: ControllerPlace,
+    *,
+    term: Term,
+    alive: KeepAlive,
+    story_program: Sequence[str] = (),
+    metrics: MetricsPlace | None = None,
+) -> int:
     """Be the active controller of a job until it is over, and return the job's exit code.
 
     `story_program`: reads the job's story where operators elsewhere ask for it; none: it is not told.
+    `metrics`: where the job's numbers are served while it leads; None: nowhere.
     SIGINT and SIGTERM ask the machine to stop the job. When another controller is promoted, this one stands by until
     the lead is free again. Raises JournalError, JournalSuperseded or ConfigurationError; then the job is not over, and
     another controller may continue it.
@@ -60,13 +69,15 @@ def serve(place: ControllerPlace, *, term: Term, alive: KeepAlive, story_program
     _allow_many_connections()
     while True:
         try:
-            return _serve_term(place, term, alive, story_program)
+            return _serve_term(place, term, alive, story_program, metrics)
         except SteppedDown as promoted:
             _log.warning("%s", promoted)
             term = msgspec.structs.replace(term, wait_s=None, lease_s=term.lease_s or LEASE_S, stop=None)
 
 
-def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_program: Sequence[str]) -> int:
+def _serve_term(
+    place: ControllerPlace, term: Term, alive: KeepAlive, story_program: Sequence[str], metrics: MetricsPlace | None
+) -> int:
     run_directory = place.run_directory
     with contextlib.ExitStack() as stack:
         standing_by = _stand_by(stack, place)
@@ -78,8 +89,7 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_prog
         discard_sockets(run_directory)
         job, policy = journal.founding.job, journal.founding.policy
         router = _listen(stack, place, standing_by)
-        control = ControlServer(run_directory)
-        stack.callback(control.close)
+        control = stack.enter_context(contextlib.closing(ControlServer(run_directory)))
         write_endpoint(run_directory, router.endpoint)
         _log.info("term %d listens at %s", journal.term, router.endpoint)
         mailbox = Mailbox(
@@ -118,7 +128,8 @@ def _serve_term(place: ControllerPlace, term: Term, alive: KeepAlive, story_prog
             switchover=opened.switchover,
             stories=storyteller,
         )
-        exit_code = asyncio.run(_drive(driver, run_directory, _beside(journal.founding, driver, storyteller)))
+        others = _beside(stack, journal.founding, driver, metrics, run_directory)
+        exit_code = asyncio.run(_drive(driver, run_directory, {**others, "no story was told": storyteller}))
         if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
@@ -177,17 +188,21 @@ def _last_endpoint(run_directory: Path) -> str | None:
         return None
 
 
-def _beside(founding: Founding, driver: Driver, storyteller: Storyteller | None) -> dict[str, "Beside | None"]:
+def _beside(
+    stack: contextlib.ExitStack, founding: Founding, driver: Driver, place: MetricsPlace | None, run_directory: Path
+) -> dict[str, "Beside | None"]:
     """Return what runs beside the driver, by what is said when it has failed."""
     job, policy = founding.job, founding.policy
     hook = policy.on_node_relaunch
     among = place_among_roles(job.environment) if policy.node.with_roles else None
     return {
         "on_node_relaunch was not called": None if hook is None else RelaunchHook(hook, job.job, driver.status),
-        "no story was told": storyteller,
         "machines that other roles leave were not left": None
         if among is None
         else SharedMachines(among, driver.status, driver.tell),
+        "no numbers were published": None
+        if place is None
+        else open_metrics(stack, place, driver.observation, job.world_size, run_directory),
     }
 
 

@@ -1,7 +1,10 @@
 """The controller is killed in three phases of one job, and started again by the launcher each time."""
 
+import contextlib
 import os
 import signal
+import time
+import urllib.request
 from typing import Any
 
 import psutil
@@ -12,7 +15,7 @@ from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, Job, Record, inject
+from .jobs import ONE_NODE, PATIENCE_S, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -38,6 +41,7 @@ class Observed:
         self._in_running()
         self._in_phase("quiescing", newcomer=2)
         self._in_phase("rejoining", newcomer=3)
+        self.numbers = scraped(job, self.after["rejoining"].term)
         self.report: dict[str, Any] = finish(job)
 
     def _in_running(self) -> None:
@@ -58,13 +62,28 @@ class Observed:
         self.after[phase] = self._job.until(lambda now: now.term > status.term, "the next controller")
 
 
+def scraped(job: Job, term: int) -> dict[str, float]:
+    """What the controller of a term tells Prometheus, by name and labels."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            address = (job.run_directory / "metrics.endpoint").read_text()
+            with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+                lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if line[0] != "#"]
+            numbers = {name: float(value) for name, _, value in lines}
+            if numbers.get("midstep_controller_term") == term:
+                return numbers
+        time.sleep(0.1)
+    raise AssertionError(f"no numbers of term {term}: {job.said()}")
+
+
 def _is_stopped(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
-    return start_shared_job(faults=FAULTS, gates=[GATE], **ONE_NODE)
+    return start_shared_job(faults=FAULTS, gates=[GATE], options=["--metrics-listen", "127.0.0.1:0"], **ONE_NODE)
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +127,12 @@ def test_the_time_between_two_controllers_is_told_as_unguarded(observed: Observe
     time = observed.report["time"]
     assert 0.0 < time["seconds"]["unguarded"] < time["wall_s"] / 2
     assert sum(time["seconds"].values()) == pytest.approx(time["wall_s"], rel=0.01)
+
+
+def test_each_controller_serves_the_numbers_of_the_job(observed: Observed) -> None:
+    """Those of the last one know of incidents that earlier ones have seen the end of."""
+    numbers = observed.numbers
+    assert numbers['midstep_incidents_total{kind="exit",outcome="resumed",rung="recover_in_place"}'] >= 2.0
+    assert numbers['midstep_time_seconds_total{category="unguarded"}'] > 0.0
+    assert numbers['midstep_budget_used{rung="recover_in_place",scope="job"}'] >= 3.0
+    assert numbers["midstep_ranks_asked"] == 4.0
