@@ -22,8 +22,7 @@ from midstep.controller.endpoints.metrics_server import (
 from midstep.controller.metrics import METRICS, MOST_REASONS, MetricKind, MetricsBook, MetricsSnapshot, Observation
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.time_spent import TimeCategory
-
-from ..fakes.cluster import FakeCluster
+from midstep.testing.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0
