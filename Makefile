@@ -16,12 +16,12 @@ PYTEST := $(BIN)/python -m pytest
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not ray and not slurm
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not slurm
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
-SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore versions ray kubernetes \
-	cuda nightly-kubernetes nightly-machines nightly-megatron
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore cann versions ray \
+	kubernetes cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
 
@@ -135,6 +135,10 @@ suite-slurm:
 # Real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB. MINDSPORE=2.9.0
 suite-mindspore:
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest $(or $(FILES),tests/mindspore) $(TESTS)
+
+# torch-npu's own wheel on a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
+suite-cann:
+	$(BIN)/python -m tests.cann.environment python -m pytest $(or $(FILES),tests/cann) $(TESTS)
 
 # Contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one.
 suite-versions:

@@ -16,8 +16,8 @@ from ..protocol.errors import ConfigurationError
 
 GROUP = "midstep.devices"
 NPU_WATCHDOG = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
-# Else torch-npu ends the process at the first error.
-NPU_DEFAULTS = MappingProxyType(dict.fromkeys(NPU_WATCHDOG, "0"))
+# Else torch-npu ends the process at the first error; and HCCL's own default, which scripts set far higher.
+NPU_DEFAULTS = MappingProxyType({**dict.fromkeys(NPU_WATCHDOG, "0"), "HCCL_CONNECT_TIMEOUT": "120"})
 CPU, CUDA, NPU, FAKE = "cpu", "cuda", "npu", "fake"
 GLOO, TCP, EXTERNAL = "gloo", "tcp", "external"
 

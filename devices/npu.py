@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +18,19 @@ from ..protocol.errors import ConfigurationError, RecoveryError
 from .base import Damage
 from .device_busy import while_busy
 from .npu_calls import require
-from .npu_environment import problems
+from .npu_environment import doubts, require_recoverable
 
 if TYPE_CHECKING:
     from ..protocol.types import FaultAction
 
 _log = logging.getLogger("midstep")
 
+QUEUE_THREAD = "acl_thread"
+# In the words that the exception patterns know.
+QUEUE_ENDED = (
+    "the task queue of device {device} has ended, and what was queued since has not been run. The process exits for "
+    "this inner error; an earlier exception says which one it was"
+)
 # What check_uce_in_memory returns.
 NOTHING, OUTSIDE, TEMPORARY, PERSISTENT = 0, 1, 2, 3
 
@@ -40,6 +47,7 @@ class NpuDevice:
         self._device: int | None = None
         self._lock = threading.Lock()
         self._memory_error = False  # by a memory error, since the last clean
+        self._queue = QueueThread()
 
     @property
     def torch_device(self) -> torch.device:
@@ -49,12 +57,13 @@ class NpuDevice:
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:
         """Check the environment, and take the device whose number is `local_rank`."""
         npu = self._library.npu
-        wrong = problems(environment, link_up_s, npu.get_allocator_backend())
-        if wrong:
-            lines = "\n".join(f"  - {line}." for line in wrong)
-            raise ConfigurationError(f"an NPU cannot be recovered in this environment:\n{lines}")
+        require_recoverable(environment, link_up_s, npu.get_allocator_backend())
+        if local_rank == 0:
+            for line in doubts(environment, link_up_s):
+                _log.warning("%s.", line)
         while_busy(lambda: npu.set_device(local_rank))
         self._device = npu.current_device()
+        self._queue.find()
 
     def stop(self) -> None:
         """Abort the device's queue and its tasks: blocked threads raise FORCE STOP."""
@@ -81,6 +90,8 @@ class NpuDevice:
         if not self.stopped:
             return Damage.NONE
         npu, device = self._library.npu, self._here()
+        if self._queue.ended():
+            raise RecoveryError(QUEUE_ENDED.format(device=device))
         try:
             answer = npu.check_uce_in_memory(device) if self._memory_error else NOTHING
             if answer == OUTSIDE:
@@ -122,8 +133,10 @@ class NpuDevice:
             self._library.npu._recovery.update_npu_tensor_to_safe(tensor)
 
     def finish(self) -> None:
-        """Synchronize with the device."""
+        """Synchronize with the device. Raises RuntimeError if its queue has ended, which torch-npu says only once."""
         self._library.npu.synchronize(self._here())
+        if self._queue.ended():
+            raise RuntimeError(QUEUE_ENDED.format(device=self._here()))
 
     def capture_random(self) -> bytes:
         """Return the state of the generator: seed and offset, which are in host memory."""
@@ -155,6 +168,35 @@ class NpuDevice:
         if self._device is None:
             self._device = self._library.npu.current_device()
         return self._device
+
+
+class QueueThread:
+    """The thread behind torch-npu's task queue, which has a name: whether it still runs.
+
+    After an error that it knows no way back from, torch-npu ends this thread, and one exception says so. Where that one
+    is lost, nothing else does: operators are queued and dropped, and `synchronize` returns. Without a task queue
+    (TASK_QUEUE_ENABLE=0) there is no such thread.
+    """
+
+    def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
+        """Look for threads in `tasks`, a folder as /proc has it."""
+        self._tasks = tasks
+        self._found: list[Path] = []
+
+    def find(self) -> None:
+        """Remember the threads of the name that there are: torch-npu starts them when a device is taken."""
+        self._found = [each for each in self._tasks.glob("*/comm") if _name(each) == QUEUE_THREAD]
+
+    def ended(self) -> bool:
+        """Return whether one that was there is gone. Cheap: it is asked at each commit."""
+        return any(_name(each) != QUEUE_THREAD for each in self._found)
+
+
+def _name(comm: Path) -> str:
+    try:
+        return comm.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _first_line(error: BaseException) -> str:

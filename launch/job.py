@@ -18,7 +18,7 @@ from ..controller.journal.records import Founding
 from ..controller.journal.sqlite_file import HEAD_NAME, journal_path
 from ..controller.journal.sqlite_store import found_journal
 from ..controller.journal.volume_place import folder_in, holds_journal
-from ..devices.kinds import EXTERNAL, device_kind
+from ..devices.kinds import EXTERNAL, NPU, device_kind
 from ..platforms.local import MOST_NODES_HERE
 from ..policies.budgets import beyond
 from ..policies.files import load_policy, parse_policy, render
@@ -183,7 +183,10 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
 
 def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec:
     """Return what is to run, as agents get it."""
-    needed = {name: value for name, value in device_kind(policy.device).environment.items() if name not in os.environ}
+    # A script with MindIO's handlers takes its device itself, whatever the policy says.
+    kinds = [policy.device, *([NPU] if start.mindio else [])]
+    wanted = {name: value for kind in kinds for name, value in device_kind(kind).environment.items()}
+    needed = {name: value for name, value in wanted.items() if name not in os.environ}
     return JobSpec(
         job=name,
         command=start.command,

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ...devices.npu_environment import require_recoverable
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, NotUnderMidstep
 from .driver import FORCE_STOP, HandlerDriver
@@ -90,7 +91,8 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
 ) -> None:
     """Take part in the job. Which faults are recovered, and how, says the policy, and none of the flags.
 
-    Raises ConfigurationError if rank or world_size are not the job's, NotUnderMidstep outside `midstep run`.
+    Raises ConfigurationError if rank or world_size are not the job's, or the script's NPU cannot be recovered in this
+    environment; NotUnderMidstep outside `midstep run`.
     """
     runtime = Runtime.current()
     if runtime is None:
@@ -103,6 +105,8 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
     if enable_local_copy:
         _log.warning("enable_local_copy: midstep keeps no copy of the optimizer in host memory; it has no effect")
     npu = getattr(sys.modules.get("torch_npu"), "npu", None)
+    if npu is not None:
+        require_recoverable(os.environ, runtime.settings.link_up_s, npu.get_allocator_backend())
     _Process.device = None if npu is None else npu.current_device()
     _Process.driver = HandlerDriver(runtime, HANDLERS, _Process.device)
     if is_mindspore():

@@ -1,7 +1,9 @@
 """MindIO's names over midstep: what follows from replicas, from exceptions, and between the two threads."""
 
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from midstep.adapters.mindio.state import (
 )
 from midstep.adapters.mindio.values import ReportState, tft_can_do_uce_repair
 from midstep.devices.kinds import EXTERNAL
-from midstep.launch.job import Start, policy_of, with_mindio
+from midstep.launch.job import Start, policy_of, spec_of, with_mindio
 from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError
@@ -270,6 +272,29 @@ def test_a_job_with_mindio_leaves_groups_and_checkpoints_to_the_script(tmp_path:
     assert policy.checkpoint.every_steps == 0
     assert policy.restore == (RestoreSource.REPLICA,)
     assert policy_of(Start(command=("train.py",))) == default_policy()
+
+
+def test_a_job_with_mindio_gets_what_an_npu_needs_whatever_its_device_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch-npu's watchdog would end every survivor at the first failed collective."""
+    monkeypatch.delenv("HCCL_ASYNC_ERROR_HANDLING", raising=False)
+    start = Start(command=("train.py",), mindio=True)
+    spec = spec_of(start, "job", default_policy(), tmp_path)
+    assert spec.environment["HCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert (
+        "HCCL_ASYNC_ERROR_HANDLING" not in spec_of(Start(("train.py",)), "job", default_policy(), tmp_path).environment
+    )
+
+
+def test_a_script_on_an_npu_that_cannot_be_recovered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(rank=0, world_size=1, settings=SimpleNamespace(link_up_s=1.5))
+    monkeypatch.setattr("midstep.processor.runtime.Runtime.current", lambda: runtime)
+    npu = SimpleNamespace(get_allocator_backend=lambda: "native", current_device=lambda: 0)
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
+    monkeypatch.setenv("HCCL_ASYNC_ERROR_HANDLING", "1")
+    with pytest.raises(ConfigurationError, match="HCCL_ASYNC_ERROR_HANDLING=1: torch-npu's watchdog"):
+        processor.tft_init_processor(0, 1, enable_local_copy=False)
 
 
 def test_the_ranks_are_told_by_a_variable() -> None:

@@ -17,7 +17,7 @@ from midstep.devices import npu as answers
 from midstep.devices.base import Damage
 from midstep.devices.cpu import CpuDevice
 from midstep.devices.fake_chip import CHIP, Chip
-from midstep.devices.npu import NpuDevice
+from midstep.devices.npu import NpuDevice, QueueThread
 from midstep.processor.exceptions import chain_of, classify, known_patterns
 from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
@@ -322,3 +322,24 @@ def _tests_of(node: ast.AST) -> list[ast.AST]:
 
 def _names_the_fake(test: ast.AST) -> bool:
     return "fake" in ast.unparse(test).lower()
+
+
+def test_a_queue_whose_thread_has_ended_is_told_at_each_commit_and_when_the_device_is_cleaned(
+    device: NpuDevice, tmp_path: Path
+) -> None:
+    """torch-npu says it once. Where that exception is lost, it drops what it is given, and synchronize returns."""
+    comm = tmp_path / "7" / "comm"
+    comm.parent.mkdir()
+    comm.write_text("acl_thread\n")
+    device._queue = QueueThread(tmp_path)
+    device._queue.find()
+    device.finish()
+    comm.unlink()
+    with pytest.raises(RuntimeError, match="The process exits for this inner error") as raised:
+        device.finish()
+    (pattern,) = [each for each in known_patterns() if each.name == "task_queue_dead"]
+    assert pattern.text is not None
+    assert pattern.text in str(raised.value)
+    device.stop()
+    with pytest.raises(RecoveryError, match="queue of device 0 has ended"):
+        device.clean()
