@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from midstep.communicators.base import DeviceMessage
+from midstep.communicators.device_communicator import NEVER
 from midstep.devices import device_named
 from midstep.devices.kinds import NPU_DEFAULTS
 from midstep.protocol.errors import LinkUpFailed
+from midstep.protocol.faults import FaultAction
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 WORLD = 3
 VICTIM = 2
 LINK_UP_S = 60.0
+SHORT_S, CONNECT_S = 2.0, 8
 # As a framework makes them; one is asked for twice.
 GROUPS = ([0, 1], [1, 2], [0, 2], [0, 1])
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
@@ -192,6 +195,34 @@ def test_a_newcomer_waits_for_its_device_in_the_attempt_that_is_under_way(ranks:
     ranks.say(1)
     assert ranks.hear_all() == [("up", "")] * WORLD
     assert ranks.hear_all() == ["checked"] * WORLD
+
+
+def fail_to_link_up(rank: Rank) -> None:
+    """Build all communicators anew, of which one rank's does not come up; then again."""
+    setup = Setup(rank)
+    setup.check()
+    if rank.number == VICTIM:
+        setup.communicator._linked = NEVER  # as a newcomer: nothing is resumed
+        setup.device.inject(FaultAction.LINK_UP_FAILS)
+    setup.stop_and_clean()
+    rank.say(setup.reconnect(SHORT_S))
+    began_s = time.monotonic()
+    rank.say(setup.reconnect())
+    setup.check()
+    rank.say(time.monotonic() - began_s)
+
+
+def test_a_link_up_that_loses_a_rank_is_over_when_hccl_gives_it_up_and_not_before(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No stop of the device ends it. The next attempt waits for it, and comes up."""
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", str(CONNECT_S))
+    ranks.start_all(WORLD, fail_to_link_up)
+    ranks.say(1)
+    assert [word for word, _ in ranks.hear_all()] == ["not up"] * WORLD
+    ranks.say(2)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert max(ranks.hear_all()) > (CONNECT_S - SHORT_S) / 2
 
 
 def interrupted_twice(rank: Rank) -> None:
