@@ -58,7 +58,7 @@ _G, _C, _H = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("midstep_job_info", _G, "1; the job that the controller leads.", labels=("job", "version")),
+        Metric("midstep_job_info", _G, "1; the job that the controller leads.", labels=("name", "version")),
         Metric("midstep_controller_leader", _G, "1: this controller leads the job; others serve nothing."),
         Metric("midstep_controller_term", _G, "Number of this controller's time in office."),
         Metric("midstep_phase", _G, "1 for the phase in which the job is, 0 for all others.", labels=("phase",)),

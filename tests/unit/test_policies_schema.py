@@ -24,7 +24,8 @@ from midstep.policies.schema import (
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
 
-NO_POLICIES = {"exceptions.yaml", "fault_codes.yaml", "faults.yaml"}  # lies beside them, and is about something else
+# They lie beside them, and are about something else.
+NO_POLICIES = {"exceptions.yaml", "fault_codes.yaml", "faults.yaml", "prometheus-alerts.yaml"}
 CONFIGS = sorted(
     path for path in Path(str(resources.files("midstep.configs"))).glob("*.yaml") if path.name not in NO_POLICIES
 )
