@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from midstep.controller.election.presence import controllers_in_etcd
@@ -23,6 +24,8 @@ from .server import free_ports
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
 
 PATIENCE_S = 60.0
+CONNECTED_S = 2.0
+TOLD_S = 4.0  # a look at the controllers, a heartbeat, and what a busy machine takes
 MIDSTEP = [sys.executable, "-m", "midstep.cli.main"]
 
 
@@ -39,7 +42,7 @@ class Controllers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         settings = job_settings(default_policy(), "/")
         submit(
-            place, JobSpec(place.job, ("t.py",), False, False, {}, "/", "/", 1, 1, 1, 0, 0, settings), default_policy()
+            place, JobSpec(place.job, ("t.py",), False, False, {}, "/", "/", 2, 1, 2, 0, 0, settings), default_policy()
         )
 
     def start(self, name: str, port: int) -> None:
@@ -48,6 +51,28 @@ class Controllers:
         words = [*MIDSTEP, "controller", *where, *here, "--token-file", str(self._token)]
         with (self._directory / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(words, env=self._environment, stdout=log, stderr=log)
+
+    def start_agent(self, port: int) -> None:
+        """Start an agent that was given one endpoint."""
+        where = ["--job", self.place.job, "--controller", f"127.0.0.1:{port}", "--token-file", str(self._token)]
+        with (self._directory / "agent.log").open("wb") as log:
+            words = [*MIDSTEP, "agent", *where, "--node", "m"]
+            self._processes["agent"] = subprocess.Popen(words, env=self._environment, stdout=log, stderr=log)
+
+    def until_connected(self, port: int) -> None:
+        """Wait until the agent has stayed connected with a port for longer than a handshake that is refused."""
+        agent, since_s, give_up = psutil.Process(self._processes["agent"].pid), None, time.monotonic() + PATIENCE_S
+        while since_s is None or time.monotonic() - since_s < CONNECTED_S:
+            assert time.monotonic() < give_up, (self._directory / "agent.log").read_text()
+            there = {each.raddr.port for each in agent.net_connections("tcp") if each.status == "ESTABLISHED"}
+            since_s = (since_s or time.monotonic()) if port in there else None
+            time.sleep(0.1)
+
+    def until_listed(self, port: int, *what: str) -> None:
+        """Wait until the status at an endpoint has all this."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not all(each in (told := self.ask(port, "status").stdout) for each in what):
+            assert time.monotonic() < give_up, told + (self._directory / "agent.log").read_text()
 
     def until(self, name: str, phase: ControllerPhase) -> None:
         give_up = time.monotonic() + PATIENCE_S
@@ -96,3 +121,21 @@ def test_an_operator_is_served_at_the_endpoint_of_one_that_stands_by(controllers
     controllers.until("b", ControllerPhase.HOT)
     told = controllers.ask(second, "status")
     assert "term 2" in told.stdout, told.stdout + told.stderr
+
+
+def test_an_agent_finds_a_controller_that_was_started_after_it_at_an_address_that_it_was_not_given(
+    controllers: Controllers,
+) -> None:
+    """The one that it was given told it of the other, and is gone."""
+    first, second = free_ports(2)
+    controllers.start("a", first)
+    controllers.until("a", ControllerPhase.HOT)
+    controllers.start_agent(first)
+    controllers.until_listed(first, "term 1", "m     ")
+    controllers.start("b", second)
+    controllers.until("b", ControllerPhase.COLD)
+    time.sleep(TOLD_S)
+
+    controllers.kill("a")
+    controllers.until("b", ControllerPhase.HOT)
+    controllers.until_connected(second)
