@@ -17,8 +17,7 @@ from click.testing import CliRunner
 
 from midstep.cli import main as cli
 from midstep.controller.endpoints.discovery_files import JobResult
-from midstep.launch import job as job_start
-from midstep.launch import launcher
+from midstep.launch import directories, launcher
 from midstep.launch.directories import (
     JobFile,
     place_for,
@@ -111,7 +110,7 @@ def test_keys_of_a_job_that_is_not_founded_are_removed(start: Start, monkeypatch
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(job_start, "write_job_file", fail)
+    monkeypatch.setattr(directories, "write_job_file", fail)
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*No space left on device"):
         create_job(start)
     assert start.job is not None
