@@ -16,11 +16,11 @@ PYTEST := $(BIN)/python -m pytest
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not slurm
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not slurm and not prometheus
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
-SUITES := unit contract chaos soak devices campaign attack prove mutants etcd machines slurm mindspore cann versions ray \
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus machines slurm mindspore cann versions ray \
 	kubernetes cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -127,6 +127,10 @@ suite-etcd:
 # Training on several machines, made of Linux namespaces: iproute2 and util-linux, root or user namespaces. CABLES=bad
 suite-machines:
 	MIDSTEP_BAD_CABLES=$(CABLES) $(PYTEST) -m "not nightly" -n $(WORKERS) $(SPREAD) $(or $(FILES),tests/machines) $(TESTS) $(NONE)
+
+# The shipped alerts in a real Prometheus, which scrapes real jobs; Debian's prometheus.
+suite-prometheus:
+	MIDSTEP_REQUIRE_PROMETHEUS=1 $(PYTEST) $(or $(FILES),tests/prometheus) $(TESTS)
 
 # Jobs under a real Slurm, on machines of namespaces: root; Debian's munge, slurmctld, slurmd, slurm-client.
 suite-slurm:
