@@ -27,8 +27,10 @@ from ..protocol.messages import (
     NodeGoing,
     NodeHeartbeat,
     NodeLost,
+    NodeRefused,
     NodeStaying,
     NodeWords,
+    PlatformJoined,
 )
 from ..protocol.rank_logs import in_lines
 from ..protocol.types import CONTROLLER, FaultReport, node_address
@@ -243,7 +245,7 @@ class Driver:
         else:
             answer(refused)
 
-    def tell(self, news: NodeGoing | NodeStaying) -> None:
+    def tell(self, news: NodeGoing | NodeStaying | NodeRefused | PlatformJoined) -> None:
         """Take in what was learned of a node beside the wire. In the loop's thread."""
         self._pend(news)
 

@@ -156,7 +156,9 @@ def agent_order(command: m.Command) -> Order | None:
 
 
 class HostsWire(Wire):
-    """As Wire, where there is no platform."""
+    """As Wire, where there is no platform. `bring`: is called with the name of each node that is wanted."""
+
+    bring: Callable[[str], None] | None = None
 
     def send(self, receiver: str, body: m.Command, generation: int, now: float) -> None:
         """Send a command, to the agent that can do it if it is for the platform."""
@@ -166,7 +168,9 @@ class HostsWire(Wire):
         order = agent_order(body)
         if order is not None:
             super().send(order.receiver, order.body, generation, now)
-        if isinstance(body, m.CreateNode):
+        if isinstance(body, m.CreateNode) and self.bring is not None:
+            self.bring(body.node)
+        elif isinstance(body, m.CreateNode):
             _log.warning("one more node is needed: start an agent, or `midstep run`, with the job's token")
 
 

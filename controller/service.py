@@ -32,15 +32,16 @@ from .endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer
 from .endpoints.metrics_server import MetricsPlace, open_metrics
 from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
-from .enroller import open_wire
+from .enroller import HostsWire, open_wire
 from .journal.records import Founding
 from .keepalive import KeepAlive
 from .liveness import Liveness, ProgressBoard
 from .opening import ControllerPlace, Term, open_job
-from .relaunch_hook import RelaunchHook
+from .relaunch_hook import HookCommand, NodeBringer, RelaunchHook
 from .routes import Routes
 from .shared_machines import SharedMachines, place_among_roles
 from .switchover import ControllerEntry
+from .wire import Wire
 
 KEYS_NAME = "keys"
 OUTSTANDING_LEAST = 10_000
@@ -128,7 +129,7 @@ def _serve_term(
             switchover=opened.switchover,
             stories=storyteller,
         )
-        others = _beside(stack, journal.founding, driver, metrics, run_directory)
+        others = _beside(stack, journal.founding, (driver, wire), metrics, run_directory)
         exit_code = asyncio.run(_drive(driver, run_directory, {**others, "no story was told": storyteller}))
         if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
@@ -188,15 +189,34 @@ def _last_endpoint(run_directory: Path) -> str | None:
         return None
 
 
+def _relaunching(founding: Founding, driver: Driver, wire: Wire) -> dict[str, "Beside"]:
+    """Return what calls `on_node_relaunch`, if the policy has it."""
+    job, policy = founding.job, founding.policy
+    if policy.on_node_relaunch is None:
+        return {}
+    command = HookCommand(policy.on_node_relaunch, job.job, policy.node.relaunch_s)
+    if policy.node.relaunch_brings and isinstance(wire, HostsWire):
+        bringer = NodeBringer(command, job.job, driver.status, driver.tell)
+        wire.bring = bringer.bring
+        return {"on_node_relaunch brings no nodes": bringer}
+    if policy.node.relaunch_brings:
+        _log.warning("on_node_relaunch is asked for no node, as this job's platform makes its nodes")
+    return {"on_node_relaunch was not called": RelaunchHook(command, job.job, driver.status)}
+
+
 def _beside(
-    stack: contextlib.ExitStack, founding: Founding, driver: Driver, place: MetricsPlace | None, run_directory: Path
+    stack: contextlib.ExitStack,
+    founding: Founding,
+    driven: tuple[Driver, Wire],
+    place: MetricsPlace | None,
+    run_directory: Path,
 ) -> dict[str, "Beside | None"]:
     """Return what runs beside the driver, by what is said when it has failed."""
     job, policy = founding.job, founding.policy
-    hook = policy.on_node_relaunch
+    driver, wire = driven
     among = place_among_roles(job.environment) if policy.node.with_roles else None
     return {
-        "on_node_relaunch was not called": None if hook is None else RelaunchHook(hook, job.job, driver.status),
+        **_relaunching(founding, driver, wire),
         "machines that other roles leave were not left": None
         if among is None
         else SharedMachines(among, driver.status, driver.tell),

@@ -30,7 +30,9 @@ def broken_rules(policy: Policy) -> list[Problem]:
             problems += _ladder_problems(role.ladder, f"roles.{name}.ladder")
     problems += _role_problems(policy) + _restore_problems(policy) + _deadline_problems(policy)
     problems += _device_problems(policy) + _standby_problems(policy) + _scale_problems(policy)
-    problems += exception_problems(policy.exceptions) + _hook_problems(policy.on_node_relaunch)
+    problems += exception_problems(policy.exceptions) + _hook_problems(
+        policy.on_node_relaunch, brings=policy.node.relaunch_brings
+    )
     return problems + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -90,9 +92,9 @@ def _scale_problems(policy: Policy) -> list[Problem]:
     return problems
 
 
-def _hook_problems(command: str | None) -> list[Problem]:
+def _hook_problems(command: str | None, *, brings: bool) -> list[Problem]:
     if command is None:
-        return []
+        return [Problem("node.relaunch_brings", "needs on_node_relaunch, the command that brings nodes")] * brings
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -88,12 +88,15 @@ class NodePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many failures of its processes a node may have within `window_s` (0: in the whole job).
 
     With one more its ranks are moved to another node, which starts counting from zero. None: any number.
-    `with_roles`: in a job of several roles, a machine that another role has left is left as well.
+    `with_roles`: in a job of several roles, a machine that another role has left is left as well. `relaunch_brings`:
+    `on_node_relaunch` answers with nodes, within `relaunch_s`.
     """
 
     failures: Count | None = 6
     window_s: SecondsOrZero = 3600.0
     with_roles: bool = True
+    relaunch_brings: bool = False
+    relaunch_s: Seconds = 60.0
 
 
 class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,9 @@
 """Several machines run the same command and are one job: they join, are lost, leave, and are refused."""
 
+import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +76,52 @@ def test_three_machines_lose_a_rank_and_then_one_of_them_and_compute_the_same_nu
     assert_nobody_harmed(others[-1], harmed)
     assert others[-1]["decisions"][-1]["rung"] == "recover"
     assert_nothing_left(job)
+
+
+@pytest.mark.soak
+def test_a_lost_machine_without_a_spare_is_replaced_by_the_one_that_a_command_brings(
+    tmp_path: Path, undisturbed: Record
+) -> None:
+    """Ranks wait for it; the process of each healthy rank is kept, and no committed step is lost."""
+    asked, hook = tmp_path / "asked", tmp_path / "bring.py"
+    hook.write_text(
+        "import pathlib, sys\n"
+        "place = pathlib.Path(sys.argv[1])\n"
+        "place.with_suffix('.new').write_text(sys.stdin.read())\n"
+        "place.with_suffix('.new').rename(place)\n"
+        'print(\'{"nodes": ["brought"]}\')\n'
+    )
+    policy = {
+        "on_node_relaunch": f"{sys.executable} {hook} {asked}",
+        "node": {"relaunch_brings": True, "relaunch_s": PATIENCE_S},
+    }
+    job = JoinedJob(tmp_path, policy=policy)
+    try:
+        job.gate(LOST_AT).touch()
+        for _ in range(2):
+            job.start()
+        job.held_at(LOST_AT)
+        assert not asked.exists()  # machines that join at the beginning are nobody's to bring
+        lost = 1 - job.controller()
+        harmed = {rank for rank in range(4) if job.machine_of(rank) == lost}
+        job.kill(lost)
+        job.gate(LOST_AT).unlink()
+        deadline = time.monotonic() + PATIENCE_S
+        while not asked.exists():
+            assert time.monotonic() < deadline, job.said()
+            time.sleep(0.05)
+        assert [each["state"] for each in json.loads(asked.read_text())["left"]] == ["lost"]
+        brought = job.start("--node", "brought")
+
+        assert [job.wait(1 - lost), job.wait(brought)] == [0, 0], job.said()
+        assert_same_numbers(job.record(), undisturbed)
+        incident = job.report()["incidents"][-1]
+        assert_nobody_harmed(incident, harmed)
+        assert "recover" in [decision["rung"] for decision in incident["decisions"]]
+        assert incident["steps_lost"] == 0
+        assert_nothing_left(job)
+    finally:
+        job.close()
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ from zmq.utils import z85
 from midstep.controller import enrolment as enrolment_book
 from midstep.controller.admission import refusal
 from midstep.controller.endpoints.control_requests import Accepted, Refused, Reply
-from midstep.controller.enroller import Enroller, agent_order
+from midstep.controller.enroller import Enroller, HostsWire, agent_order
 from midstep.controller.enrolment import COMES_UP_S, EnrolmentBook, Standing
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
@@ -32,7 +32,7 @@ from midstep.protocol.messages import (
     RefusedBecause,
 )
 from midstep.protocol.token import random_pair
-from midstep.protocol.types import FaultAction, StoreEndpoint
+from midstep.protocol.types import PLATFORM, FaultAction, StoreEndpoint
 
 KEYS = [random_pair().public for _ in range(4)]
 
@@ -247,6 +247,15 @@ def test_what_a_platform_is_told_the_agent_of_the_node_is_told() -> None:
     assert die.body.fault.action is FaultAction.KILL_NODE
     assert agent_order(EndJob(0, "")) is None
     assert agent_order(CreateNode("a")) is None
+
+
+def test_where_there_is_no_platform_what_brings_nodes_is_asked_for_them() -> None:
+    """Else it is only said that one more is needed."""
+    wire, wanted = HostsWire.__new__(HostsWire), list[str]()
+    wire.send(PLATFORM, CreateNode("node2"), 1, 0.0)
+    wire.bring = wanted.append
+    wire.send(PLATFORM, CreateNode("node3"), 1, 0.0)
+    assert wanted == ["node3"]
 
 
 class _Wire:

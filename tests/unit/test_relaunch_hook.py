@@ -1,4 +1,4 @@
-"""A program is called when a node of the job was replaced, and the job waits for nothing of it."""
+"""A program is called when a node of the job was replaced, and the job waits for nothing of it; or it brings nodes."""
 
 import asyncio
 import json
@@ -7,13 +7,16 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from midstep.controller.relaunch_hook import RelaunchHook, homes_of, relaunches
+from midstep.controller.relaunch_hook import HookCommand, NodeBringer, RelaunchHook, answered, homes_of, relaunches
 from midstep.policies.files import parse_policy
 from midstep.protocol.compat import within
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
+from midstep.protocol.messages import NodeLost, NodeRefused, PlatformJoined
+from midstep.testing.fake_cluster import FakeCluster, job
 
 WAIT_S = 30.0
 
@@ -60,7 +63,9 @@ def test_each_node_is_told_of_once_also_when_its_ranks_are_placed_one_after_the_
 async def called(command: str, until: Path) -> None:
     """Run a hook while a node is replaced, until its program has left a file."""
     looks = [placed(BEFORE), placed({**BEFORE, 2: "n2", 3: "n2"}, n1="isolated")]
-    hook = RelaunchHook(command, "demo", lambda: looks.pop(0) if len(looks) > 1 else looks[0], look_s=0.01)
+    hook = RelaunchHook(
+        HookCommand(command, "demo", WAIT_S), "demo", lambda: looks.pop(0) if len(looks) > 1 else looks[0], look_s=0.01
+    )
     running = asyncio.create_task(hook.run())
     try:
 
@@ -106,7 +111,12 @@ def test_the_program_has_the_nodes_in_its_environment_and_the_whole_on_its_stdin
 def test_a_program_that_is_not_there_or_fails_is_reported_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
     async def look(command: str) -> None:
         looks = [placed(BEFORE), placed({**BEFORE, 2: "n2", 3: "n2"})]
-        hook = RelaunchHook(command, "demo", lambda: looks.pop(0) if len(looks) > 1 else looks[0], look_s=0.01)
+        hook = RelaunchHook(
+            HookCommand(command, "demo", WAIT_S),
+            "demo",
+            lambda: looks.pop(0) if len(looks) > 1 else looks[0],
+            look_s=0.01,
+        )
         running = asyncio.create_task(hook.run())
 
         async def said() -> None:
@@ -129,3 +139,128 @@ def test_a_program_that_is_not_there_or_fails_is_reported_and_no_more(caplog: py
 def test_a_command_that_is_none_is_refused(text: str, words: str) -> None:
     with pytest.raises(PolicyError, match=rf"on_node_relaunch: {words}"):
         parse_policy(f"on_node_relaunch: {text}", "job.yaml")
+
+
+# --- where it brings nodes ------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_comes_under_the_name_that_was_wanted_is_awaited_already() -> None:
+    assert answered("node2", ["node2"], placed(BEFORE, node2="requested")) == ()
+
+
+def test_nodes_that_come_under_other_names_are_awaited_in_its_place() -> None:
+    told = answered("node2", ["m8", "m9", "m8"], placed(BEFORE, n0="active", node2="requested"))
+    assert told == (
+        PlatformJoined(can_create=True, can_kill=False, nodes=("node2", "m8", "m9")),
+        NodeRefused("node2", "on_node_relaunch brings m8, m9 in its place"),
+    )
+
+
+def test_a_node_that_has_joined_before_the_answer_is_one_that_comes() -> None:
+    assert answered("node2", ["m8"], placed(BEFORE, m8="active", node2="requested")) == (
+        NodeRefused("node2", "on_node_relaunch brings m8 in its place"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"), [([], "brings no node"), (["n0", "n1"], "names only nodes that the job has left: n0, n1")]
+)
+def test_an_answer_without_a_node_that_can_come_ends_the_wait(names: list[str], reason: str) -> None:
+    (refused,) = answered("node2", names, placed(BEFORE, n0="lost", n1="isolated", node2="requested"))
+    assert refused == NodeRefused("node2", f"on_node_relaunch {reason}")
+
+
+async def brought(command: str, wanted: list[str], answers: int, *, within_s: float = WAIT_S) -> list[object]:
+    """Have nodes brought for a job that has begun to run meanwhile; return what the machine was told."""
+    told: list[object] = []
+    begun = placed(BEFORE, n1="lost", node2="requested")
+    looks = [msgspec.structs.replace(begun, phase="waiting", generation=0), begun]
+    bringer = NodeBringer(
+        HookCommand(command, "demo", within_s),
+        "demo",
+        lambda: looks.pop(0) if len(looks) > 1 else looks[0],
+        told.append,
+        look_s=0.01,
+    )
+    running = asyncio.create_task(bringer.run())
+    try:
+        for name in wanted:
+            bringer.bring(name)
+
+        async def all_told() -> None:
+            while len(told) < answers:
+                await asyncio.sleep(0.01)
+
+        await within(WAIT_S, all_told())
+        await asyncio.sleep(0.05)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    return told
+
+
+THERE = PlatformJoined(can_create=True, can_kill=False, nodes=("node2",))
+
+
+def test_it_is_asked_once_for_each_node_with_what_was_left_and_its_answer_is_waited_for(tmp_path: Path) -> None:
+    script = tmp_path / "bring.py"
+    script.write_text(
+        "import json, os, sys, time\n"
+        "facts = json.load(sys.stdin)\n"
+        "assert facts == {'job': 'demo', 'generation': 2, 'wanted': 'node2',\n"
+        "    'left': [{'node': 'n1', 'failure_domain': 'rack-n1', 'state': 'lost'}]}, facts\n"
+        "assert os.environ['MIDSTEP_WANTED'] == 'node2'\n"
+        "time.sleep(0.3)\n"
+        "print(json.dumps({'nodes': ['m8']}))\n"
+    )
+    told = asyncio.run(brought(f"{sys.executable} {script}", ["node2", "node2"], 3))
+    assert told == [
+        THERE,
+        PlatformJoined(can_create=True, can_kill=False, nodes=("node2", "m8")),
+        NodeRefused("node2", "on_node_relaunch brings m8 in its place"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "within_s", "reason"),
+    [
+        ("false", WAIT_S, "false ended with status 1"),
+        ("echo nonsense", WAIT_S, "its answer is not understood"),
+        ("echo '{\"nodes\": []}'", WAIT_S, "brings no node"),
+        ("sleep 60", 0.3, "sleep takes more than 0.3 s, and is killed"),
+        ("/none/such", WAIT_S, "/none/such cannot be run"),
+        (f"{sys.executable} -c \"print('x' * 1000000)\"", WAIT_S, "its answer is not understood"),
+    ],
+)
+def test_a_command_that_brings_nothing_ends_the_wait_with_the_reason(
+    command: str, within_s: float, reason: str
+) -> None:
+    there, refused = asyncio.run(brought(command, ["node2"], 2, within_s=within_s))
+    assert there == THERE
+    assert isinstance(refused, NodeRefused)
+    assert refused.node == "node2"
+    assert reason in refused.reason
+
+
+def test_a_policy_whose_command_is_to_bring_nodes_names_one() -> None:
+    with pytest.raises(PolicyError, match=r"node\.relaunch_brings: needs on_node_relaunch"):
+        parse_policy("node: {relaunch_brings: true}", "job.yaml")
+    assert parse_policy("on_node_relaunch: bring\nnode: {relaunch_brings: true}", "job.yaml").node.relaunch_brings
+
+
+def test_ranks_wait_for_a_node_that_the_command_brings_and_the_rung_fails_with_its_reason() -> None:
+    """As for one of a platform: what the machine is told by the command is what a platform tells."""
+    for comes in (True, False):
+        cluster = FakeCluster(job(spares=0)).start()
+        cluster.feed(THERE)
+        cluster.feed(NodeLost("node1", "gone", cluster.now))
+        assert cluster.machine.state.due.unplaced == {2, 3}
+        if comes:
+            status = cluster.machine.status(cluster.now)
+            cluster.feed(*answered("node2", ["m8"], status))
+            assert cluster.machine.state.due.unplaced == {2, 3}
+            cluster.feed(cluster.node("m8"))
+            assert {cluster.holder(rank).node for rank in (2, 3)} == {"m8"}
+        else:
+            cluster.feed(*answered("node2", [], cluster.machine.status(cluster.now)))
+            assert "on_node_relaunch brings no node" in str(cluster.machine.incidents[-1])
