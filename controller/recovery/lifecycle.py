@@ -30,6 +30,7 @@ from .orders import (
     NEWCOMERS,
     NODES,
     await_newcomers,
+    fault_of,
     faults_of,
     next_generation,
     quiesce,
@@ -180,17 +181,8 @@ def _on_rank_ready(state: JobState, event: m.RankReady) -> Recs:
         return None
     assert state.repair is not None
     if event.step != state.repair.target_step:
-        report = FaultReport(
-            kind=FaultKind.CORRUPTION,
-            at_s=state.now,
-            seen_by=CONTROLLER,
-            detail=f"it came back at step {event.step}, all others go to {state.repair.target_step}",
-            rank=holder.rank,
-            node=holder.node,
-            generation=state.generation,
-            incarnation=holder.incarnation,
-        )
-        return [do.Blame(report), do.Decide()]
+        what = f"it came back at step {event.step}, all others go to {state.repair.target_step}"
+        return [do.Blame(fault_of(state, holder, FaultKind.CORRUPTION, what)), do.Decide()]
     state.world.take(holder, RankEvent.READY)
     holder.committed = event.step
     state.history.rank_phases(state.generation, event.rank, event.phases_s)

@@ -31,7 +31,7 @@ from .node_checks import Check
 from .orders import request_missing, request_node, settle
 from .state import OVER, JobState, Phase
 from .topic import ALIVE, Owed, Recs, Row, Topic
-from .world import GONE, REACHABLE, AheadOrder, NodeState
+from .world import GONE, REACHABLE, NodeState
 
 NODE_GOING = "node_going"  # the code of the fault that a node has which is about to go
 MAX_HOLDS = 100  # that are remembered
@@ -57,8 +57,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
             node.state = NodeState.ISOLATED
         recs.append(do.NodeCame())
         is_new = True
-    node.store = event.store
-    node.ahead, node.prepared = AheadOrder(), {}  # its agent may be another one: it says what it has
+    node.greeted(event.store)
     devices = visible_devices(state.job.environment) or event.devices
     if devices:
         state.book.visible[event.node] = devices
@@ -98,19 +97,6 @@ def _on_store_moved(state: JobState, event: m.StoreMoved) -> Recs:
     """A rendezvous store listens elsewhere; a generation that meets at it will meet there."""
     if event.node in state.world.nodes:
         state.world.nodes[event.node].store = event.store
-    return None
-
-
-def _on_processes_prepared(state: JobState, event: m.ProcessesPrepared) -> Recs:
-    """A node has prepared what may be needed: remember it, and say what it costs, of each depth at first."""
-    node, prepared = state.world.nodes.get(event.node), event.prepared
-    if node is None:
-        state.ignore("processes that are prepared on a node that is not there")
-        return None
-    is_first = all(prepared.depth not in each.prepared for each in state.world.nodes.values())
-    node.prepared[prepared.depth] = prepared
-    if is_first or (node.state is NodeState.SPARE and prepared.ranks):
-        state.say(f"{event.node}: {prepared.in_words()}")
     return None
 
 
@@ -384,7 +370,6 @@ NODES = Topic(
         Row(ALIVE, m.NodeStaying, _on_node_staying),
         Row(ALIVE, m.NodeChecked, _on_node_checked),
         Row(ALIVE, m.StoreMoved, _on_store_moved),
-        Row(ALIVE, m.ProcessesPrepared, _on_processes_prepared),
         Row(tuple(phase for phase in ALIVE if phase is not Phase.WAITING), InjectRequested, _on_inject_requested),
         Row(ALIVE, KillNodeRequested, _on_kill_node_requested),
     ),

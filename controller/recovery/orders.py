@@ -183,18 +183,20 @@ def ask_for_clocks(state: JobState) -> None:
         state.send(node_address(name), ProbeProgress(probe))
 
 
+def fault_of(state: JobState, holder: Holder, kind: FaultKind, detail: str) -> FaultReport:
+    """Return a fault of the process that holds a rank, as the controller sees it now."""
+    return FaultReport(
+        kind=kind,
+        at_s=state.now,
+        seen_by=CONTROLLER,
+        detail=detail,
+        rank=holder.rank,
+        node=holder.node,
+        generation=state.generation,
+        incarnation=holder.incarnation,
+    )
+
+
 def faults_of(state: JobState, ranks: Iterable[int], kind: FaultKind, what: str) -> list[FaultReport]:
     """Return one fault for each of the ranks: `what` it did, or did not do in time."""
-    return [
-        FaultReport(
-            kind=kind,
-            at_s=state.now,
-            seen_by=CONTROLLER,
-            detail=f"rank {rank} {what}",
-            rank=rank,
-            node=state.world.holders[rank].node,
-            generation=state.generation,
-            incarnation=state.world.holders[rank].incarnation,
-        )
-        for rank in sorted(ranks)
-    ]
+    return [fault_of(state, state.world.holders[rank], kind, f"rank {rank} {what}") for rank in sorted(ranks)]

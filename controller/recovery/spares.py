@@ -12,12 +12,12 @@ processes have failed more often than others' comes first, and each node is cove
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...protocol.messages import BuildAhead
+from ...protocol.messages import BuildAhead, ProcessesPrepared
 from ...protocol.reports import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
 from .orders import give_up_waiting, request_node, start_command
 from .state import JobState, Phase
-from .topic import Deadline, Follow, NodeCame, Owed, Recs, Refill, Rule, Topic
+from .topic import ALIVE, Deadline, Follow, NodeCame, Owed, Recs, Refill, Row, Rule, Topic
 from .world import REACHABLE, AheadOrder, Node, NodeState
 
 TRIES = 6  # in a row that bring nothing
@@ -125,6 +125,19 @@ def cover(
     return {spare: tuple(names) for spare, names in covers.items() if names}
 
 
+def _on_processes_prepared(state: JobState, event: ProcessesPrepared) -> Recs:
+    """A node has prepared what may be needed: remember it, and say what it costs, of each depth at first."""
+    node, prepared = state.world.nodes.get(event.node), event.prepared
+    if node is None:
+        state.ignore("processes that are prepared on a node that is not there")
+        return None
+    is_first = all(prepared.depth not in each.prepared for each in state.world.nodes.values())
+    node.prepared[prepared.depth] = prepared
+    if is_first or (node.state is NodeState.SPARE and prepared.ranks):
+        state.say(f"{event.node}: {prepared.in_words()}")
+    return None
+
+
 # --- the topic --------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +162,7 @@ _REFILL = Deadline("spares", _look_again, ahead=True)
 
 SPARES = Topic(
     name="spares",
+    takes=(Row(ALIVE, ProcessesPrepared, _on_processes_prepared),),
     answers={Refill: _refill, NodeCame: _node_came},
     rules=(Rule(frozenset({Phase.RUNNING}), _trains_again, _refill),),
     follows=Follow(frozenset({Phase.RUNNING}), _build_ahead),
