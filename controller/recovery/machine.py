@@ -173,8 +173,9 @@ class RecoveryMachine:
         for tidy in parts.tidies:
             tidy(state)
         self._apply_rules()
+        phase = state.phase  # no topic that looks here leads from one of these phases to another's
         for follow in parts.follows:
-            if state.phase in follow.phases:
+            if phase in follow.phases:
                 self._fold(follow.then(state))
         actions, state.turn.actions = state.turn.actions, []
         return actions

@@ -352,10 +352,10 @@ def _follow(state: JobState) -> Recs:
 
     Runs after every event. Costs nothing while nothing is planned and every node is well.
     """
-    planned, phase = state.planned, state.phase
+    planned = state.planned
     if planned.current is not None:
         return _watch(state, planned.current)
-    if planned.unwell and phase is Phase.RUNNING and not state.world.has(*DONE) and _LOOK.due(state) is None:
+    if planned.unwell and state.phase is Phase.RUNNING and not state.world.has(*DONE) and _LOOK.due(state) is None:
         _begin_drain(state)
     return None
 

@@ -240,7 +240,7 @@ class World:
 
     def count(self, *states: RankState) -> int:
         """Return how many ranks stand in one of the states; the same work in a world of any size."""
-        return sum([len(self._standing[state]) for state in states])
+        return sum(map(len, map(self._standing.__getitem__, states)))
 
     def has(self, *states: RankState) -> bool:
         """Whether some rank stands in one of the states; the same work in a world of any size."""
