@@ -1,7 +1,7 @@
 """The collective layer: all process groups of a training process, aborted and reconnected as one.
 
 - `base.py`: the contract. `scoped.py`: the base of `gloo/`, `tcp/`, `hccl.py`, `nccl.py` and `fake.py`.
-- `device_communicator.py`, `device_group.py`, `device_links.py`: what those of a device's own library share.
+- `device_communicator.py`, `device_group.py`: what those of a device's own library share.
 - `external.py`: where the groups are the framework's own.
 - `process_group.py`, `loopback.py`: the groups that models and users hold, and their collectives without peers.
 - `generation_scope.py`, `background.py`: how collectives end together, and threads that nothing has to wait for.

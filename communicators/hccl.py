@@ -6,9 +6,9 @@ torch-npu's calls are an argument, so that a fake module can take their place. A
   `reinit_process_group(None, rebuild_link=False)` does it for every group.
 - Otherwise every group's communicator is dropped (`rebuild_link=True`, group by group) and built again.
 
-When all ranks have done so, and not before, every group is used once (`device_links.py`): what a rank signals to a peer
-that is still resuming is cleared there. If resuming fails, the next reconnect rebuilds. What the device executes ends
-with the device's own stop, which follows an abort.
+When all ranks have done so, and not before, every group is used once (`device_communicator.py`): what a rank signals
+to a peer that is still resuming is cleared there. If resuming fails, the next reconnect rebuilds. What the device
+executes ends with the device's own stop, which follows an abort.
 """
 
 import logging
@@ -26,9 +26,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from ..devices.device_busy import while_busy
 from .background import Abandoned, BackgroundTask
-from .device_communicator import DeviceCommunicator, Named
+from .device_communicator import DeviceCommunicator, FirstUse, Named, link_up
 from .device_group import DeviceGroup
-from .device_links import FirstUse, link_up
 from .generation_scope import GenerationScope
 from .process_group import BackendRegistration, set_group_name
 from .rendezvous import ForwardingStore, GenerationStore

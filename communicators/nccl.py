@@ -24,9 +24,8 @@ from torch import distributed as dist
 
 from ..protocol.errors import ConfigurationError
 from .background import Abandoned, BackgroundTask
-from .device_communicator import DeviceCommunicator, Named
+from .device_communicator import DeviceCommunicator, FirstUse, Named, link_up
 from .device_group import DeviceGroup, batch_for_device_groups
-from .device_links import FirstUse, link_up
 from .generation_scope import GenerationScope
 from .process_group import BackendRegistration, set_group_name
 from .rendezvous import GenerationStore
