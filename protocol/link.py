@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 LOOK_S = 0.25
 CONNECT_AGAIN_S = 3.0  # at the only endpoint
 NEXT_S = 0.75  # at the next one of several: on a slow link a handshake takes half of that
+NEXT_MAX_S = 3.0  # twice as long in each turn, up to this: a machine may be too busy for any handshake in less
 RESOLVE_S = 5.0  # for a name server to say which addresses there are
 
 
@@ -273,7 +274,7 @@ class Absence:
         self._endpoints = tuple(endpoints)
         self._follows = follows
         self._next: list[str] = []  # addresses that are to be tried in this turn
-        self._again_s = NEXT_S
+        self._again_s = self._next_s = NEXT_S
         self._resolving: asyncio.Task[None] | None = None
         self._on_leave = on_leave
         self._loop = asyncio.get_running_loop()
@@ -292,6 +293,7 @@ class Absence:
         if self._link.connected:
             self._here_s = self._tried_s = now
             self._next.clear()
+            self._next_s = NEXT_S
         elif now - self._here_s > self.leave_s:
             self._timer.cancel()
             self._on_leave()
@@ -321,6 +323,7 @@ class Absence:
                 found = await within(RESOLVE_S, asyncio.to_thread(each_address, known))
             others = [each for each in found if each != self._link.endpoint]
             self._next = [*others, *(each for each in found if each == self._link.endpoint)]
-            self._again_s = NEXT_S if others else CONNECT_AGAIN_S
+            self._again_s = self._next_s if others else CONNECT_AGAIN_S
+            self._next_s = min(2 * self._next_s, NEXT_MAX_S)
         finally:
             self._resolving = None

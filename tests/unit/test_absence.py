@@ -58,6 +58,28 @@ def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_t
     assert asyncio.run(run()).tried[:4] == [SECOND, FIRST, SECOND, FIRST]
 
 
+def test_each_turn_gives_an_endpoint_twice_as_long_so_that_a_busy_machine_can_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the same short time at each, no handshake would ever be finished where all take longer."""
+    monkeypatch.setattr(absence, "LOOK_S", 0.0)
+    monkeypatch.setattr(absence, "NEXT_S", 0.01)
+
+    async def run() -> list[float]:
+        loop, times = asyncio.get_running_loop(), list[float]()
+        link = _Link()
+        watch = Absence(link, [FIRST, SECOND])  # type: ignore[arg-type]
+        while len(link.tried) < 9:
+            if len(times) < len(link.tried):
+                times.append(loop.time())
+            await asyncio.sleep(0)
+        watch.close()
+        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+
+    pauses = asyncio.run(run())
+    assert min(pauses[-2:]) >= 0.01 * 2**3
+
+
 def test_all_addresses_of_a_name_are_tried_and_looked_up_again(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind one name are all controllers of a job in Kubernetes, and the one that leads has another address now."""
     there = iter([("192.0.2.1", "2001:db8::2"), ("192.0.2.3", "192.0.2.1")])
