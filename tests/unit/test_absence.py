@@ -1,6 +1,7 @@
 """An agent that has joined by itself: what it does without a controller, and what it runs."""
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_each_turn_gives_an_endpoint_twice_as_long_so_that_a_busy_machine_can_an
                 times.append(loop.time())
             await asyncio.sleep(0)
         watch.close()
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
 
     pauses = asyncio.run(run())
     assert min(pauses[-2:]) >= 0.01 * 2**3
