@@ -316,12 +316,16 @@ class DealerSocket(NonblockingSocket):
         if endpoint == self.endpoint:
             return
         require_keys(endpoint, self._keys)
+        # In this order: of a connection that was refused libzmq keeps an address which the next one may get. To
+        # disconnect the old one afterwards would end the new one.
+        with contextlib.suppress(zmq.ZMQError):  # it has given the connection up by itself
+            self._socket.disconnect(self.endpoint)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.connect(self.endpoint)
             raise ConfigurationError(f"cannot connect to {endpoint}: {error}.") from error
-        with contextlib.suppress(zmq.ZMQError):  # it has given the connection up by itself
-            self._socket.disconnect(self.endpoint)
         self.endpoint = endpoint
         self._check_soon()
 

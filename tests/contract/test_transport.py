@@ -143,6 +143,21 @@ def test_a_wrong_client_key_is_refused_and_counted(house: House) -> None:
     assert not router.send(A, b"hello")
 
 
+def test_a_client_that_was_refused_reaches_another_router_and_the_same_one_once_it_is_admitted(house: House) -> None:
+    """As an agent between controllers, of which one has led already and knows its key."""
+    first, second = house.router(), house.router()
+    (listed,) = [each for each in (house.keys / "server" / "clients").iterdir() if each.read_text() == A]
+    listed.unlink()
+    dealer = house.dealer(first.endpoint, A)
+    house.until(lambda: first.refused["unknown key"] > 0)
+    dealer.move_to("tcp://192.0.2.1:9")
+    listed.write_text(A)
+    for router in (second, first):
+        dealer.move_to(router.endpoint)
+        house.until(lambda: dealer.connected)
+        house.send(router, A, b"welcome")
+
+
 def test_a_wrong_server_key_is_never_talked_to(house: House) -> None:
     router = house.router()
     right = JobKeys.load_client(house.keys, A)
