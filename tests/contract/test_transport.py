@@ -145,12 +145,16 @@ def test_a_wrong_client_key_is_refused_and_counted(house: House) -> None:
 
 def test_a_client_that_was_refused_reaches_another_router_and_the_same_one_once_it_is_admitted(house: House) -> None:
     """As an agent between controllers, of which one has led already and knows its key."""
-    first, second = house.router(), house.router()
+    first, second, nobody = house.router(), house.router(), "tcp://192.0.2.1:9"
     (listed,) = [each for each in (house.keys / "server" / "clients").iterdir() if each.read_text() == A]
     listed.unlink()
-    dealer = house.dealer(first.endpoint, A)
-    house.until(lambda: first.refused["unknown key"] > 0)
-    dealer.move_to("tcp://192.0.2.1:9")
+    dealer = house.dealer(nobody, A, JobKeys.load_client(house.keys, A))
+    for router in (first, second):
+        dealer.move_to(router.endpoint)
+        house.until(lambda router=router: router.refused["unknown key"] > 0)
+        assert house.quiet(router, dealer) == []
+    dealer.move_to(nobody)
+    house.quiet(dealer)
     listed.write_text(A)
     for router in (second, first):
         dealer.move_to(router.endpoint)
