@@ -166,7 +166,7 @@ _decode = msgspec.json.Decoder(BroughtNodes).decode
 
 
 def answered(wanted: str, names: Sequence[str], status: JobStatus) -> tuple[Told, ...]:
-    """Return what the machine is told when nodes of these names come in the place of the one that it wanted.
+    """Return the messages for the machine when nodes of these names come in the place of the one that it wanted.
 
     A node that is lost or isolated is not one that comes: a machine joins again under another name.
     """

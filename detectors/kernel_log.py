@@ -41,7 +41,7 @@ _ACTIONS = {
 _log = logging.getLogger(__name__)
 
 
-class Event(msgspec.Struct, frozen=True):
+class DriverEvent(msgspec.Struct, frozen=True):
     """One event of the driver.
 
     `place`: the GPU's or switch's on the bus, `0000:3b:00`. `level`: None where the table of codes has to say it.
@@ -55,21 +55,21 @@ class Event(msgspec.Struct, frozen=True):
     assertion: Assertion = Assertion.ONCE
 
 
-def parse_event(line: str) -> Event | None:
+def parse_event(line: str) -> DriverEvent | None:
     """Return the event in a line of the kernel's log, None if it is about something else."""
     if found := _XID.search(line):
         code, place, text = f"XID{found['number']}", _place(found["place"]), found["text"].strip()
         if int(found["number"]) != _SUMMARY:
-            return Event(code, place, text)
+            return DriverEvent(code, place, text)
         changed = _ACTION.search(text)
         if changed and changed["action"] == "None":
-            return Event(code, place, text, level=FaultLevel.NOT_HANDLE, assertion=Assertion.RECOVER)
+            return DriverEvent(code, place, text, level=FaultLevel.NOT_HANDLE, assertion=Assertion.RECOVER)
         level = _ACTIONS.get(changed["action"]) if changed else None
-        return Event(code, place, text, level=level, assertion=Assertion.OCCUR)
+        return DriverEvent(code, place, text, level=level, assertion=Assertion.OCCUR)
     if found := _SXID.search(line):
         text = found["text"].strip()
         level = FaultLevel.SEPARATE_NPU if text.startswith("Fatal") else FaultLevel.NOT_HANDLE
-        return Event(f"SXID{found['number']}", _place(found["place"]), text, FaultKind.SWITCH, level)
+        return DriverEvent(f"SXID{found['number']}", _place(found["place"]), text, FaultKind.SWITCH, level)
     return None
 
 
@@ -138,7 +138,7 @@ class KernelLogDetector:
         self._last[key] = now
         report(self._report(event, now))
 
-    def _report(self, event: Event, now: float) -> FaultReport:
+    def _report(self, event: DriverEvent, now: float) -> FaultReport:
         device = device_at(event.place, self._gpus) if event.kind is FaultKind.DEVICE else None
         if device is None and event.kind is FaultKind.DEVICE:
             _log.warning("%s of the GPU at %s, which %s does not list: told of the node", event.code, event.place, GPUS)

@@ -1,7 +1,7 @@
 """Which phase can follow which, and by what event: exactly what happens, no more and no less.
 
 A test plays a simulated job for each, and every test of the machine, the simulation and the exploration hold what they
-see against it. The diagram in `docs/architecture.md` is drawn from it.
+see against it. The diagram in `docs/recovery.md` is drawn from it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """The repair plan: the step with which all resume, and which rank sends what to which. Pure, from step reports.
 
-The consistent step (`docs/architecture.md`): if any clean rank has committed step s, all ranks passed the commit
+The consistent step (`docs/recovery.md`): if any clean rank has committed step s, all ranks passed the commit
 barrier of s, all gradients of s are final, and the target is s. If none has, s is repeated. Only ranks that lost state
 receive any; no other rank reloads.
 

@@ -34,7 +34,7 @@ from .world import PARKED, Meeting, RankState, World
 
 
 class Phase(StrEnum):
-    """Where the job stands. `docs/architecture.md` has the diagram, drawn from the transition table."""
+    """Where the job stands. `docs/recovery.md` has the diagram, drawn from the transition table."""
 
     WAITING = "waiting"  # for nodes
     STARTING = "starting"  # a world of new processes is on its way to barrier one

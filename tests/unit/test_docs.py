@@ -28,6 +28,7 @@ from midstep.testing.transitions import LEADS_TO, diagram
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+RECOVERY = ROOT / "docs" / "recovery.md"
 ACJOB = ROOT / "docs" / "acjob.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
@@ -39,6 +40,7 @@ DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "ben
 EXAMPLES = ("train_plain.py", "train_resilient.py")
 
 MAX_LINE = 120
+MAX_ARCHITECTURE_LINES = 300
 _INDENTED_FENCE = re.compile(r"^ +```.*?^ +```$", re.MULTILINE | re.DOTALL)
 _GENERATED = re.compile(r"^<!-- (.*): begin -->$.*?^<!-- \1: end -->$", re.MULTILINE | re.DOTALL)
 _WHOLE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)")  # inline code and links
@@ -148,8 +150,8 @@ def _is_attack(mark: ast.expr) -> TypeGuard[ast.Call]:
 
 # name of the markers -> page, and what stands between them
 GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
-    "state diagram": (ARCHITECTURE, lambda: f"```mermaid\n{diagram()}```\n"),
-    "transition table": (ARCHITECTURE, transition_table),
+    "state diagram": (RECOVERY, lambda: f"```mermaid\n{diagram()}```\n"),
+    "transition table": (RECOVERY, transition_table),
     "changes": (README, changes),
     "acjob": (ACJOB, acjob),
     "acjob head": (QUICKSTART, acjob_head),
@@ -166,6 +168,11 @@ def refresh() -> None:
         before, begin, rest = page.read_text().partition(f"<!-- {name}: begin -->\n")
         _, end, after = rest.partition(f"<!-- {name}: end -->")
         page.write_text(f"{before}{begin}{generate()}{end}{after}")
+
+
+def test_the_architecture_is_read_in_one_sitting() -> None:
+    """What is longer is on the pages that it names."""
+    assert ARCHITECTURE.read_text().count("\n") <= MAX_ARCHITECTURE_LINES
 
 
 @pytest.mark.parametrize("name", GENERATED)

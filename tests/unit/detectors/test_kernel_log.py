@@ -9,7 +9,7 @@ import pytest
 from midstep.detectors import kernel_log
 from midstep.detectors.kernel_log import (
     REPEATED_S,
-    Event,
+    DriverEvent,
     KernelLogDetector,
     device_at,
     new_records,
@@ -68,7 +68,7 @@ def test_an_event_has_a_code_a_place_and_what_the_driver_says_is_to_be_done(
     line: str, code: str, place: str, level: FaultLevel | None, assertion: Assertion
 ) -> None:
     event = parse_event(line)
-    assert isinstance(event, Event)
+    assert isinstance(event, DriverEvent)
     assert (event.code, event.place, event.level, event.assertion) == (code, place, level, assertion)
 
 
