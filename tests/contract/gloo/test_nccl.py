@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -160,9 +161,10 @@ def test_thirty_recoveries_leave_no_thread_no_communicator_and_no_descriptor_beh
     ranks.start_all(WORLD, recover_often)
     for counts in ranks.hear_all():
         threads, backends, descriptors = zip(*counts, strict=True)
-        assert max(threads[5:]) <= threads[4] + 2, counts
         assert len(set(backends)) == 1, counts
-        assert max(descriptors[5:]) <= descriptors[4] + 2, counts
+        # Gloo closes behind one's back, so single counts differ by some; what stays would be one each time.
+        for kind in (threads, descriptors):
+            assert statistics.median(kind[-10:]) <= statistics.median(kind[5:15]) + 2, counts
 
 
 def miss_a_peer(rank: Rank) -> None:
