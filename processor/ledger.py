@@ -40,6 +40,9 @@ class Surroundings:
         """Return whether the step may be begun; False where all ranks are to stop between two steps."""
         return True
 
+    def loop_begins(self) -> None:
+        """Note that the loop over steps is entered: everything before it was on the way to its first step."""
+
     def step_done(self) -> None:
         """Wait until the device has done all that was queued, in which a collective may fail. Raises what it raises."""
 
@@ -156,6 +159,7 @@ class Ledger:
     def steps(self, total: int) -> Iterator[Step]:
         """Yield the steps that are left of `total`, from the one to be repeated."""
         step_state = self._step_state
+        self._surroundings.loop_begins()
         while step_state.count < total:
             index = self.begin()
             yield Step(self, index)

@@ -115,13 +115,16 @@ class TrainThread(Surroundings):
         self._runtime.unshield()
 
     def begins(self, step: int) -> bool:
-        """Return whether a step may be begun; False at a boundary at which all ranks stop.
+        """Return whether a step may be begun; False at a boundary at which all ranks stop."""
+        return self._runtime.begins(step)
 
-        The first one after a recovery draws the random numbers that it drew without one. A train function that is
-        called again may have drawn some on its way to it: `iter` of a data loader draws a seed.
+    def loop_begins(self) -> None:
+        """Have the first step after a recovery draw the random numbers that it drew without one.
+
+        A train function that is called again may have drawn some on its way to its loop: `iter` of a data loader draws
+        a seed.
         """
         self._own.recall_random()
-        return self._runtime.begins(step)
 
     def keep_local(self, step: int, blob: bytes) -> bytes:
         """Write the rank-local state, with the device's part, to the black box."""

@@ -12,6 +12,12 @@ from midstep.testing.fake_cluster import FakeCluster
 from .attack import attack
 
 
+@pytest.fixture
+def cluster() -> FakeCluster:
+    """A running job on two nodes of two ranks, with a spare node."""
+    return FakeCluster().start()
+
+
 def save(job: FakeCluster) -> None:
     """Have all ranks that are asked to write do so."""
     for ranks in ((1, 2, 3), (0,)):
