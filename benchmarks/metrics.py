@@ -9,6 +9,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from queue import Queue
 
 from midstep import __version__
@@ -29,17 +30,16 @@ START_S = 600.0
 
 
 def main() -> None:
-    """Measure, and print a line for each number, or JSON."""
+    """Measure, and print a line for each number."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--ranks-per-node", type=int, default=8)
     parser.add_argument("--times", type=int, default=50)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
     options = parser.parse_args()
     measured = measure(options.nodes, options.ranks_per_node, options.times)
     if options.json:
-        print(json.dumps(measured))
-        return
+        options.json.write_text(json.dumps(measured))
     print(f"{options.nodes * options.ranks_per_node} ranks, {options.times} times, median (worst), goal of a scrape "
           f"{1000 * GOAL_S:.0f} ms")  # fmt: skip
     for what, (median_s, worst_s) in measured.items():

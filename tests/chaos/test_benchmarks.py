@@ -20,6 +20,7 @@ SHORT = {
     "long_job": "--incidents 20",
     "machine": "--ranks 100 --repeats 1",
     "megatron": "--repeat 1 --steps 20 --size tiny --no-recovery",
+    "metrics": "--nodes 4 --ranks-per-node 2 --times 3",
     "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
     "recovery": "--ranks 2 --repeat 1 --steps 12 --only midstep",
     "rendezvous": "--ranks 4,8",
