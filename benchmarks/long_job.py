@@ -1,4 +1,4 @@
-"""Whether a job of months stays small: files, memory, the cost of an incident, and the start of its next controller.
+"""A job of months, and how small it stays: files, memory, the cost of an incident, the start of the next controller.
 
     python benchmarks/long_job.py [--incidents 10000] [--ranks 16] [--json FILE]
 

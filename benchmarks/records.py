@@ -55,7 +55,7 @@ class Life:
         return min(self.marks.values())
 
     def took_over(self, killed_s: float) -> bool:
-        """Whether it trained after the kill and not before. It may have begun before that, and waited."""
+        """Return whether it trained after the kill and not before. It may have begun before that, and waited."""
         return bool(self.steps) and self.steps[0][1] > killed_s
 
 

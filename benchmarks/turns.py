@@ -75,7 +75,7 @@ class Router:
 
     @property
     def pending(self) -> bool:
-        """Whether something is to be read."""
+        """Return whether something is to be read."""
         return bool(self.arrived)
 
     def fileno(self) -> int:

@@ -166,7 +166,7 @@ class PairLinks(Protocol):
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks have opened pair links, once the groups are connected: the same on all of them."""
+        """Return whether all ranks have opened pair links, once the groups are connected: the same on all of them."""
         ...
 
     def connect(self, peers: Sequence[int]) -> None:

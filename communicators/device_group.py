@@ -49,7 +49,7 @@ class DeviceGroup(ReplaceableGroup):
 
     @property
     def connected(self) -> bool:
-        """Whether the library's group is made and the scope is open."""
+        """Return whether the library's group is made and the scope is open."""
         return self.backend is not None and self._scope.reason is None
 
     def connect(self, process_group: Any, backend: Any, scope: GenerationScope, store: Any = None) -> None:

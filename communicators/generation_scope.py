@@ -41,7 +41,7 @@ class GenerationScope:
 
     @property
     def aborted(self) -> bool:
-        """Whether the scope was ended by an abort."""
+        """Return whether the scope was ended by an abort."""
         return self.reason is not None and self._kind is CommunicatorAborted
 
     def end(self, kind: type[CommunicatorError], reason: str) -> bool:

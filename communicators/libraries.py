@@ -1,4 +1,4 @@
-"""Which of the optional libraries are installed, without loading them."""
+"""Look for the optional libraries that are installed, without loading them."""
 
 from importlib.util import find_spec
 

@@ -88,7 +88,7 @@ class ReplaceableGroup(dist.ProcessGroup):
 
     @property
     def connected(self) -> bool:
-        """Whether the group is connected in the present generation."""
+        """Return whether the group is connected in the present generation."""
         raise NotImplementedError
 
     def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:

@@ -47,7 +47,7 @@ class RoleStanding(msgspec.Struct, frozen=True):
 
     @property
     def finished(self) -> bool:
-        """Whether all its ranks have come to their end."""
+        """Return whether all its ranks have come to their end."""
         return self.state is RoleState.ENDED and self.exit_code == 0
 
 

@@ -55,7 +55,7 @@ class Wire:
 
     @property
     def pending(self) -> bool:
-        """Whether something has arrived that was not received. Asked before every wait: see `protocol.transport`."""
+        """Return whether something has arrived and was not received. See `protocol.transport`."""
         return bool(self._set_aside) or self._router.pending
 
     @property

@@ -38,7 +38,7 @@ class Device(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called since the last `clean`, so that the device executes nothing."""
+        """Return whether `stop` was called since the last `clean`, so that the device executes nothing."""
         ...
 
     def prepare(self, local_rank: int, environment: Mapping[str, str], link_up_s: float) -> None:

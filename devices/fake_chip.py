@@ -57,7 +57,7 @@ class Task:
 
     @property
     def over(self) -> bool:
-        """Whether the task was finished, well or with an error."""
+        """Return whether the task was finished, well or with an error."""
         return self._over.is_set()
 
     def work(self) -> None:
@@ -206,7 +206,7 @@ class Chip:
 
     @property
     def busy(self) -> bool:
-        """Whether the process before has not let go of the device yet: no communicator can be built."""
+        """Return whether the process before has not let go of the device yet: no communicator can be built."""
         if self._free_s is None:
             self._free_s = time.monotonic() + self.busy_s
         return time.monotonic() < self._free_s

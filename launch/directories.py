@@ -322,7 +322,7 @@ class GroupFounding(msgspec.Struct, frozen=True):
 
     @property
     def roles_outlive_launcher(self) -> bool:
-        """Whether the roles' jobs are kept alive by an engine; else they die with the launcher of the whole job."""
+        """Return whether an engine keeps the roles' jobs alive; else they end with the launcher of the whole job."""
         return self.platform != "local"
 
     @property

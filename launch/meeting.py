@@ -80,7 +80,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 def meets_itself(flags: Flags, nodes: int) -> bool:
-    """Whether a script's launcher flags describe one machine: one node, whose master has an address of this host."""
+    """Return whether a script's launcher flags describe one machine: one node, whose master is this host."""
     return nodes == 1 and flags.node_rank == 0 and flags.rdzv_endpoint is None and flags.master_addr in _OWN
 
 

@@ -152,7 +152,7 @@ class ControllerProcess:
 
     @property
     def serves(self) -> bool:
-        """Whether its loop has been seen to turn, and it is not one that hangs."""
+        """Return whether its loop has been seen to turn, and it is not one that hangs."""
         return self.serving_s is not None and self._killed_s is None
 
     def interrupt(self) -> None:

@@ -272,7 +272,7 @@ class Interruptible(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether it is the one that leads the job, and hears signals."""
+        """Return whether it is the one that leads the job, and hears signals."""
 
     def interrupt(self) -> None:
         """Ask it to stop the job."""

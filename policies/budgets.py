@@ -154,7 +154,7 @@ def parse_ranks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 class Roles:
-    """Which rank is of which role, and the party of each role. The policy has been checked."""
+    """The role of each rank, and the party of each role. The policy has been checked."""
 
     def __init__(self, policy: Policy) -> None:
         spans = [(first, last, name) for name, role in policy.roles.items() for first, last in parse_ranks(role.ranks)]

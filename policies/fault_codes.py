@@ -48,7 +48,7 @@ TREATMENTS: dict[FaultLevel, Treatment] = {
 
 
 def asks_to_leave(report: FaultReport) -> bool:
-    """Whether nothing may run where the fault is, whichever process it is."""
+    """Return whether nothing may run where the fault is, whichever process it is."""
     return TREATMENTS[report.level] is Treatment.LEAVE and report.assertion is not Assertion.RECOVER
 
 

@@ -128,7 +128,7 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether each node keeps a warm process, which modules it imports ahead, and how much further it gets.
+    """The warm process of each node: whether it is kept, which modules it imports ahead, and how much further it gets.
 
     With `depth: built` a spare node builds processes for the ranks of `nodes_per_spare` nodes in use.
     """
@@ -236,7 +236,7 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeCheckPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether each node is checked before it gets ranks: a matrix product, and an exchange with another node.
+    """The check of each node before it gets ranks: a matrix product, and an exchange with another node.
 
     A node for which either takes longer than `within_s` is left.
     """
@@ -296,7 +296,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def script_writes(self) -> bool:
-        """Whether checkpoints are written by the script, whose groups are its framework's own."""
+        """Return whether checkpoints are written by the script, whose groups are its framework's own."""
         return self.communicator.name == EXTERNAL
 
 

@@ -63,7 +63,7 @@ class PlannedRole(msgspec.Struct, frozen=True):
 
     @property
     def with_job(self) -> bool:
-        """Whether it fails over with the job at once, as it has no ladder."""
+        """Return whether it fails over with the job at once, as it has no ladder."""
         return self.given.ladder is None
 
     @property

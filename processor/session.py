@@ -55,7 +55,7 @@ class Session:
 
     @property
     def quiescing(self) -> bool:
-        """Whether a Quiesce waits for the train thread."""
+        """Return whether a Quiesce waits for the train thread."""
         return isinstance(self._order, Quiesce)
 
     def hear(self, command: Order) -> Heard:

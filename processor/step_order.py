@@ -86,7 +86,7 @@ class StepState:
 
     @property
     def corrupted_since_report(self) -> bool:
-        """Whether a shard was corrupted after the last report, so that no plan can take it into account."""
+        """Return whether a shard was corrupted after the last report, so that no plan can take it into account."""
         return not self.corrupted <= self._reported
 
     def mark_corrupted(self, shards: Iterable[str]) -> None:

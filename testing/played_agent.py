@@ -71,7 +71,7 @@ class HostedRank(Generic[Process]):
 
     @property
     def local_is_empty(self) -> bool:
-        """Whether no incarnation of the rank has written here."""
+        """Return whether no incarnation of the rank has written here."""
         return not self._own
 
     def copy_of(self, rank: int, step: int) -> int | None:
@@ -201,11 +201,11 @@ class FakeProcess:
         return RunningProcess(self.rank, self.pid, self.incarnation, self.session.generation)
 
     def interrupted(self) -> bool:
-        """Whether the controller wants the train thread to stop."""
+        """Return whether the controller wants the train thread to stop."""
         return self.session.quiescing
 
     def begins(self, step: int) -> bool:
-        """Whether a step may be begun; False at a boundary at which all ranks stop."""
+        """Return whether a step may be begun; False at a boundary at which all ranks stop."""
         return self.session.begins(step)
 
 

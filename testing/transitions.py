@@ -1,4 +1,4 @@
-"""Which phase can follow which, and by what event: exactly what happens, no more and no less.
+"""The transitions between phases, each with its event: exactly what happens, no more and no less.
 
 A test plays a simulated job for each, and every test of the machine, the simulation and the exploration hold what they
 see against it. The diagram in `docs/recovery.md` is drawn from it.
@@ -93,7 +93,7 @@ LEADS_TO: Mapping[tuple[Phase, type], frozenset[Phase]] = {
 
 
 def is_known(before: Phase, event: type, after: Phase) -> bool:
-    """Whether `event` can lead from one phase to another; it can always leave it as it is."""
+    """Return whether `event` can lead from one phase to another; it can always leave it as it is."""
     return after is before or after in LEADS_TO.get((before, event), ())
 
 

@@ -66,7 +66,7 @@ def recovered(processes: Sequence[Process], ranks: int, fault_s: float, fault_st
 
 
 def _takes_over(process: Process, fault_s: float) -> bool:
-    """Whether a process trained after the fault and not before it; when it was begun does not matter."""
+    """Return whether a process trained after the fault and not before it; when it was begun does not matter."""
     steps = [note.at_s for note in process.notes if isinstance(note, Stepped)]
     return bool(steps) and min(steps) > fault_s
 

@@ -37,7 +37,7 @@ class Start(NamedTuple):
 
     @property
     def tuned(self) -> bool:
-        """Whether the peer is set up by somebody who knows it."""
+        """Return whether the peer is set up by somebody who knows it."""
         return self.trial.setting is Setting.TUNED
 
     def program(self, name: str) -> str:

@@ -15,7 +15,7 @@ OURS = "midstep"
 
 
 class Bits(enum.Enum):
-    """Whether the parameters at the end are those of a run in which nothing happened."""
+    """The comparison of the last parameters with those of an undisturbed run."""
 
     EQUAL = "equal"
     OTHER = "other"

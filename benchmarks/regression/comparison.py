@@ -1,4 +1,4 @@
-"""Whether a figure has moved beyond its noise. Pure: two records in, a movement for each figure out."""
+"""Compare a figure with its noise. Pure: two records in, a movement for each figure out."""
 
 import enum
 

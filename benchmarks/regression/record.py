@@ -10,7 +10,7 @@ HISTORY = Path(__file__).parents[1] / "history"
 
 
 class Better(enum.Enum):
-    """Which way is up."""
+    """The direction in which a figure gets better."""
 
     LOWER = "lower"
     HIGHER = "higher"

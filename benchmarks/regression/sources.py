@@ -1,4 +1,4 @@
-"""Which benchmarks `make bench` runs, and which figures of their JSON are followed. Pure: JSON in, figures out."""
+"""The benchmarks that `make bench` runs, and the figures of their JSON that it follows. Pure: JSON in, figures out."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -46,7 +46,7 @@ class GlooGroup(ReplaceableGroup):
 
     @property
     def connected(self) -> bool:
-        """Whether the group is connected and its scope is open."""
+        """Return whether the group is connected and its scope is open."""
         return self._backend is not None and self._scope.reason is None
 
     def connect(self, backend: GlooBackend, scope: GenerationScope) -> GlooBackend | None:

@@ -1,1 +1,1 @@
-"""Which of a job's controllers leads: elections, and the list of those that stand for one."""
+"""Elections among a job's controllers, and the list of those that stand for one."""

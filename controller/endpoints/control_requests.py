@@ -140,7 +140,7 @@ PromptRequest = (
     | PromoteRequest
     | PauseFailoverRequest
 )
-"""What is answered at once, or when it is durable."""
+"""An answer that is given at once, or when the request is durable."""
 Request = PromptRequest | StoryRequest
 Reply = StatusReply | IncidentsReply | StoryReply | Accepted | Refused | TryLater
 

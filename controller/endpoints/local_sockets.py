@@ -60,7 +60,7 @@ class ControlServer:
 
     @property
     def pending(self) -> bool:
-        """Whether requests wait. Asked before every wait: see `protocol.transport`."""
+        """Return whether requests wait. Asked before every wait: see `protocol.transport`."""
         return self._socket.pending
 
     @property

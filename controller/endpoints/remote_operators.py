@@ -158,7 +158,7 @@ class OperatorRequests:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to do now."""
+        """Return whether there is something to do now."""
         return self._control.pending or self._remote.next_s() == 0.0
 
     def next_due(self, now: float) -> float | None:

@@ -30,7 +30,7 @@ _CUT = " ... (cut)"
 
 
 class StoryOrder(msgspec.Struct, frozen=True):
-    """Which story to read: where the journal is, and the number of an incident, or all of it.
+    """A request to read a story: where the journal is, and the number of an incident, or all of it.
 
     The journal is in the folder, unless `etcd` has it.
     """

@@ -245,7 +245,7 @@ def _is_awaited(state: JobState, report: FaultReport) -> bool:
 
 
 def _from_outside(report: FaultReport) -> bool:
-    """Whether a detector says that memory was struck, and no worse than that a new process there would do."""
+    """Return whether a detector says that memory was struck, and no worse than that a new process there would do."""
     if report.rank is None or report.mendable or report.seen_by == rank_address(report.rank):
         return False  # no detector can know what a process can mend
     return report.kind in _STRUCK and TREATMENTS[report.level] is Treatment.RESTART
@@ -273,7 +273,7 @@ def _suspect(state: JobState, rec: do.Suspect) -> Recs:
 
 
 def _is_one_of_many(state: JobState, report: FaultReport) -> bool:
-    """Whether so many ranks have said the same that one more adds nothing: in a large job all of them say it."""
+    """Return whether so many ranks have said the same that one more adds nothing: in a large job all of them say it."""
     suspicions = state.incident.suspicions
     many = report.kind in SUSPICIONS and len(suspicions) >= ENOUGH_SUSPICIONS
     return many and any(each.kind is report.kind for each in suspicions)

@@ -171,7 +171,7 @@ def _reschedule(state: JobState, rung: Rung, leave: tuple[str, ...]) -> Recs:
 
 
 def _saves_first(state: JobState) -> bool:
-    """Whether a checkpoint is written before all processes are restarted: not where no process would load it."""
+    """Return whether a checkpoint is written before all processes are restarted: not where no process would load it."""
     policy = state.policy
     loaded = RestoreSource.CHECKPOINT in policy.restore or policy.script_writes
     return policy.save_before_reschedule and loaded and state.ever_resilient

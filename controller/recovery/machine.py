@@ -119,7 +119,7 @@ class Machine(Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether training continues and nothing is wrong."""
+        """Return whether training continues and nothing is wrong."""
 
     @property
     def state(self) -> JobState:
@@ -213,7 +213,7 @@ class RecoveryMachine:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether training continues and nothing is wrong: a moment for what takes long."""
+        """Return whether training continues and nothing is wrong: a moment for what takes long."""
         return self.phase is Phase.RUNNING and self._state.history.open is None
 
     def memory(self) -> bytes:
@@ -292,7 +292,7 @@ def _node_status(state: JobState, node: Node, failures: int) -> NodeStatus:
 
 
 def _looks_ahead(state: JobState) -> bool:
-    """Whether it is time for what is planned: a suspicion or an incident comes first."""
+    """Return whether it is time for what is planned: a suspicion or an incident comes first."""
     return state.phase is Phase.RUNNING or state.can_restart_larger
 
 

@@ -1,4 +1,4 @@
-"""Which nodes are checked with whom, and what their figures mean. Pure.
+"""Pair nodes for their checks, and judge their figures. Pure.
 
 A node computes a matrix product by itself, and exchanges bytes with a partner. A product that fails speaks against its
 own node. An exchange that fails speaks against both nodes, so each is paired again, with a node that is known to be
@@ -34,7 +34,7 @@ class NodeChecks:
     failed_with: dict[str, str] = field(default_factory=dict)
 
     def is_open(self, name: str) -> bool:
-        """Whether a node is still to pass its check."""
+        """Return whether a node is still to pass its check."""
         return name in self.waiting or any(name in check.checked for check in self.running)
 
     def add(self, name: str) -> None:

@@ -76,7 +76,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
 
 
 def _is_stale(state: JobState, node: str, process: RunningProcess) -> bool:
-    """Whether a process that runs on a node is none of the job's any more, e.g. its rank was given up with the node."""
+    """Return whether a process on a node is none of the job's any more, e.g. its rank was given up with the node."""
     holder = state.world.holder(process.rank)
     if holder is None or holder.state in GONE:
         return True
@@ -159,7 +159,7 @@ def _another_comes(state: JobState) -> bool:
 
 
 def _enough_promised(state: JobState) -> bool:
-    """Whether as many nodes are promised as ranks wait for."""
+    """Return whether as many nodes are promised as ranks wait for."""
     return len(state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)) >= state.nodes_needed
 
 

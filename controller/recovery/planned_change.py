@@ -233,7 +233,7 @@ def _end_newcomers(state: JobState, change: PlannedChange) -> None:
 
 
 def _all_stopped(state: JobState) -> bool:
-    """Whether every rank stands at the boundary, and the change is still to be made."""
+    """Return whether every rank stands at the boundary, and the change is still to be made."""
     change = state.planned.current
     return change is not None and change.stage is Stage.STOPPING and not state.world.has(*NOT_STOPPED)
 

@@ -69,7 +69,7 @@ def _save_first(state: JobState, rec: do.SaveFirst) -> Recs:
 
 
 def _all_is_on_disk(state: JobState, survivors: list[Holder]) -> bool:
-    """Whether the world is starting as a whole, and has nothing but what it will load. It is on its way to a start."""
+    """Return whether the world is starting as a whole, and has nothing but what it will load."""
     started = all(holder.connected and holder.joined_generation == state.generation for holder in survivors)
     return started and isinstance(state.saving.then, Reschedule)
 
@@ -79,7 +79,7 @@ def _is_survivor(state: JobState, holder: Holder) -> bool:
 
 
 def _is_at_fault(state: JobState, holder: Holder) -> bool:
-    """Whether the process that holds a rank now is at fault: not for a fault of the one that it has replaced."""
+    """Return whether the process that holds a rank now is at fault: not for a fault of the one that it has replaced."""
     case = state.incident.cases.get(holder.rank)
     if case is None or case.verdict is not Verdict.CULPRIT:
         return False
@@ -114,7 +114,7 @@ def _save_again(state: JobState, remark: str) -> Recs:
 
 
 def _all_parked(state: JobState) -> bool:
-    """Whether all survivors have stopped, and none has been asked to save yet; a rank at fault is not asked to."""
+    """Return whether all survivors have stopped, and none has been asked to save yet. A rank at fault is not asked."""
     if state.saving.outstanding:
         return False
     holders = state.world.holders
@@ -220,7 +220,7 @@ def _local_state_writers(state: JobState, step: int, others: set[int]) -> list[i
 
 
 def _is_asked(state: JobState, rank: int) -> bool:
-    """Whether a rank has been asked to save and has not answered."""
+    """Return whether a rank has been asked to save and has not answered."""
     outstanding = state.saving.outstanding
     return rank in outstanding and (len(outstanding) == 1 or rank != next(iter(outstanding)))
 

@@ -153,7 +153,7 @@ class Saving:
 
     @property
     def before_a_start(self) -> bool:
-        """Whether the world starts again when it is written."""
+        """Return whether the world starts again when it is written."""
         return isinstance(self.then, Resize | Reschedule)
 
 
@@ -225,7 +225,7 @@ class Planned:
         return newcomer if newcomer is not None and newcomer.incarnation == incarnation else None
 
     def before_boundary(self, committed: int) -> bool:
-        """Whether a rank that has committed so many steps has yet to reach the boundary.
+        """Return whether a rank that has committed so many steps has yet to reach the boundary.
 
         Only there does it stop in this generation: what it says of an earlier stop is an old word, of how it came into
         it.
@@ -372,7 +372,7 @@ class JobState:
         return failures_by_node(self.accounts.node_failures, self.policy.node, self.now)[node]
 
     def is_unfit(self, name: str) -> bool:
-        """Whether a node without ranks is not to be chosen now: a fault of it stands, or its check has not ended."""
+        """Return whether a node without ranks may not be chosen now: a fault stands, or its check has not ended."""
         return bool(self.book.on(name, UNFIT)) or self.checks.is_open(name)
 
     def fence(self) -> None:
@@ -410,7 +410,7 @@ class JobState:
 
     @property
     def can_restart_larger(self) -> bool:
-        """Whether all processes of a script that is not resilient live in a world that is too small."""
+        """Return whether all processes of a script that is not resilient live in a world that is too small."""
         if self.world.size == self.job.world_size or self.ever_resilient or self.result is not None:
             return False
         return self.world.count(RankState.STARTING) == self.world.size == len(self.world.pids())
@@ -464,7 +464,7 @@ class JobState:
 
     @property
     def has_put_off(self) -> bool:
-        """Whether faults that were put off can be taken up now."""
+        """Return whether faults that were put off can be taken up now."""
         return bool(self.book.put_off) and self.phase not in {Phase.WAITING, *OVER}
 
     @property

@@ -243,7 +243,7 @@ class World:
         return sum(map(len, map(self._standing.__getitem__, states)))
 
     def has(self, *states: RankState) -> bool:
-        """Whether some rank stands in one of the states; the same work in a world of any size."""
+        """Return whether some rank stands in one of the states; the same work in a world of any size."""
         return any(map(self._standing.__getitem__, states))
 
     def first(self, state: RankState) -> Holder | None:

@@ -139,7 +139,7 @@ async def remove(api: Api, job: str, objects: Manifests, say: Say) -> None:
 
 
 def _can_be_owned(manifest: dict[str, Any], deployment: dict[str, Any]) -> bool:
-    """Whether an object is in the namespace of the Deployment, which alone can own it there."""
+    """Return whether an object is in the namespace of the Deployment, which alone can own it there."""
     return bool(manifest["metadata"].get("namespace") == deployment["metadata"]["namespace"])
 
 

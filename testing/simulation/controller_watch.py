@@ -88,7 +88,7 @@ class ControllerWatch:
             self._nothing_is_lost(rejoins[0])
 
     def held(self, process: "Process") -> bool:
-        """Whether a process held its rank before the event that is being handled."""
+        """Return whether a process held its rank before the event that is being handled."""
         return self._before.get(process.rank, (0, RankState.ABSENT))[0] == process.incarnation
 
     # --- after every event --------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class ScalingWatch:
         return float("inf") if trusted is None else trusted
 
     def _ends_all(self, before: Phase, *, started: bool) -> bool:
-        """Whether a rung that saves first has just ended all processes, for nodes to come or for a start at once."""
+        """Return whether a rung that saves first has just ended all processes, to wait for nodes or to start."""
         machine, policy = self._world.machine, self._world.policy
         if before is Phase.WAITING or not machine.incidents or not machine.state.ever_resilient:
             return False
@@ -426,7 +426,7 @@ class AllowedDeviations:
                 self._probed[action.receiver] = action.body.probe
 
     def replacing(self, process: "Process", incident: "Incident") -> bool:
-        """Whether there is a reason to replace this process, as far as the world can know."""
+        """Return whether there is a reason to replace this process, as far as the world can know."""
         if process.faulty or process.agent.faulty or self._out_of_reach(process):
             return True
         return any(
@@ -441,7 +441,7 @@ class AllowedDeviations:
         )
 
     def given_up(self, process: "Process") -> bool:
-        """Whether a process was given up, rightly, although only the controller was cut off from it.
+        """Return whether a process was given up, rightly, although only the controller was cut off from it.
 
         With its node, or because its agent did not say in time, by the deadline that passes now, what its ranks do.
         """
@@ -449,7 +449,7 @@ class AllowedDeviations:
         return process.pid in self._given_up or node_address(process.agent.name) in silent
 
     def _is_for_silence(self, name: str) -> bool:
-        """Whether the controller is cut off from a node, and not from so many that it holds their silence."""
+        """Return whether the controller is cut off from a node, and not from so many that it holds their silence."""
         now, agents = self._world.timeline.now, self._world.agents
         known = self._world.machine.state.world.nodes.values()
         nodes = [node.name for node in known if node.state in REACHABLE and not node.given_back]
@@ -458,18 +458,18 @@ class AllowedDeviations:
         return name in silent and agents[name].isolated_until_s > now and len(silent) <= share * len(nodes)
 
     def _is_missed(self, agent: "SimulatedAgent") -> bool:
-        """Whether the controller has not heard a node for long enough to notice it."""
+        """Return whether the controller has not heard a node for long enough to notice it."""
         now, interval_s = self._world.timeline.now, self._world.policy.heartbeat.interval_s
         silent_lately = agent.isolated_until_s <= now and now - agent.silent_since_s < QUIET_INTERVALS * interval_s
         return not agent.is_heard and not silent_lately
 
     def _owed_an_answer(self, process: "Process", incident: "Incident") -> bool:
-        """Whether the agent of a process did not say in time, in this incident, what its ranks are doing."""
+        """Return whether the agent of a process did not say in time, in this incident, what its ranks are doing."""
         agent = node_address(process.agent.name)
         return any(at_s >= incident.began_s and agent in silent for at_s, silent in self._silent.items())
 
     def computing(self, process: "Process") -> bool:
-        """Whether a process cannot be told that it is not needed: its node counts as lost, or was left just now."""
+        """Return whether a process cannot hear that it is not needed: its node counts as lost, or was left just now."""
         agent = process.agent
         state = self._world.machine.state.world.nodes[agent.name].state
         now = self._world.timeline.now
@@ -479,12 +479,12 @@ class AllowedDeviations:
         return state is NodeState.LOST or (state is not NodeState.ACTIVE and not told)
 
     def _out_of_reach(self, process: "Process") -> bool:
-        """Whether what was said to this process, or by it, may not have arrived by now."""
+        """Return whether what was said to this process, or by it, may not have arrived by now."""
         agent, now = process.agent, self._world.timeline.now
         cut_off = now < max(agent.deaf_until_s, agent.mute_until_s) + RESENT_S
         return cut_off or self._lost_again(process) or not self._world.network.has_delivered
 
     def _lost_again(self, process: "Process") -> bool:
-        """Whether what it said while the controller was cut off has not come since: the network lost the next, too."""
+        """Return whether what it said while the controller was cut off has not come: resends were lost, too."""
         lately = self._world.timeline.now < process.agent.isolated_until_s + RESENDS_S
         return lately and self._world.setting.loss > 0 and not process.endpoint.quiet

@@ -189,7 +189,7 @@ class Network:
 
     @property
     def has_delivered(self) -> bool:
-        """Whether everything that was said should have arrived by now, resends included."""
+        """Return whether everything that was said should have arrived by now, resends included."""
         return self._timeline.now > self._worse[0] + RESENDS_S or not self._worse[0]
 
     def carry(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:
@@ -273,7 +273,7 @@ class Endpoint:
 
     @property
     def quiet(self) -> bool:
-        """Whether everything has been acknowledged."""
+        """Return whether everything has been acknowledged."""
         return self.mailbox.next_due() is None
 
     def _plan(self) -> None:

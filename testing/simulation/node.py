@@ -88,12 +88,12 @@ class SimulatedAgent(FakeAgent[Process]):
 
     @property
     def hears(self) -> bool:
-        """Whether the network leads here."""
+        """Return whether the network leads here."""
         return self.alive and self.world.timeline.now >= max(self.deaf_until_s, self.isolated_until_s)
 
     @property
     def is_heard(self) -> bool:
-        """Whether the network leads from here to the controller."""
+        """Return whether the network leads from here to the controller."""
         return self.alive and self.world.timeline.now >= max(self.mute_until_s, self.isolated_until_s)
 
     def say(self, report: m.Report) -> None:

@@ -75,7 +75,7 @@ class Process(FakeProcess, PlayedThread):
 
     @property
     def unwatched(self) -> bool:
-        """Whether it may stand still for ever: in a checkpoint, or at its end when no other rank is there to end."""
+        """Return whether it may stand still for ever: in a checkpoint, or at its end when no other rank is left."""
         return self.activity is Activity.CHECKPOINTING or (self.activity is Activity.FINISHED and self.world_size == 1)
 
     def inject(self, action: FaultAction) -> None:
@@ -203,7 +203,7 @@ class Memory:
         return [shard for shard, count in self.shards.items() if count == LOST]
 
     def is_of(self, step: int) -> bool:
-        """Whether everything is here, and of one step."""
+        """Return whether everything is here, and of one step."""
         return self.own == step and set(self.shards.values()) == {step}
 
     def update(self) -> None:

@@ -31,7 +31,7 @@ class RankWatch:
         return self._world.machine.state.world.holder(rank) or Holder(rank)
 
     def is_current(self, process: "Process") -> bool:
-        """Whether a process holds its rank, to the present controller."""
+        """Return whether a process holds its rank, to the present controller."""
         holder = self.holder(process.rank)
         return holder.incarnation == process.incarnation and holder.node == process.agent.name
 

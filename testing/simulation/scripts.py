@@ -78,7 +78,7 @@ class TrainFunction:
         self.forget_checkpoint()
 
     def forget_checkpoint(self) -> None:
-        """Whether every rank has written for the last checkpoint is not known any more."""
+        """Return whether every rank has written for the last checkpoint is not known any more."""
         self._to_publish = 0
 
     # --- a step -------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class SimulatedWorld:
 
     @property
     def busy(self) -> bool:
-        """Whether the job is not over, as far as a living controller knows."""
+        """Return whether the job is not over, as far as a living controller knows."""
         return self.controller.finish is None or not self.controller.up
 
     @property

@@ -209,7 +209,7 @@ SMALL_FILES = {
     "adapters/fsdp/sharded_optimizer.py": "the state of an optimizer, apart from that of the parameters",
     "devices/npu_symbols.py": "a list, which others than the doctor read in the docs",
 }
-NOUN_CLAUSES = re.compile(r"(What|Who|That|Of)\b")  # no docstring begins so: it has a subject and a verb
+NOUN_CLAUSES = re.compile(r"(What|Who|That|Of|Whether|Which)\b")  # no docstring begins so: it has a subject and a verb
 
 
 def product() -> list[Path]:
