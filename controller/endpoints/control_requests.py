@@ -140,7 +140,7 @@ PromptRequest = (
     | PromoteRequest
     | PauseFailoverRequest
 )
-"""An answer that is given at once, or when the request is durable."""
+"""A request that is answered at once, or when it is durable."""
 Request = PromptRequest | StoryRequest
 Reply = StatusReply | IncidentsReply | StoryReply | Accepted | Refused | TryLater
 
