@@ -48,6 +48,9 @@ class NpuDevice:
         self._lock = threading.Lock()
         self._memory_error = False  # by a memory error, since the last clean
         self._queue = QueueThread()
+        self._written: torch.Tensor | None = None  # the number of times that `finish` has written to it
+        self._writes = 0
+        self._dropped = False  # a write had no effect
 
     @property
     def torch_device(self) -> torch.device:
@@ -90,7 +93,7 @@ class NpuDevice:
         if not self.stopped:
             return Damage.NONE
         npu, device = self._library.npu, self._here()
-        if self._queue.ended():
+        if self._dropped or self._queue.ended():
             raise RecoveryError(QUEUE_ENDED.format(device=device))
         try:
             answer = npu.check_uce_in_memory(device) if self._memory_error else NOTHING
@@ -135,8 +138,22 @@ class NpuDevice:
     def finish(self) -> None:
         """Synchronize with the device. Raises RuntimeError if its queue has ended, which torch-npu says only once."""
         self._library.npu.synchronize(self._here())
-        if self._queue.ended():
+        if self._queue.ended() or not self._has_effect():
             raise RuntimeError(QUEUE_ENDED.format(device=self._here()))
+
+    def _has_effect(self) -> bool:
+        """Return whether what is queued now is done: the thread of a queue that has ended may live on.
+
+        One small operator and one small copy; the device is idle, as it has just been synchronized with.
+        """
+        if self.name != "npu":
+            return True
+        if self._written is None:
+            self._written = torch.zeros(1, dtype=torch.int64, device=self.torch_device)
+        self._writes += 1
+        self._written.fill_(self._writes)
+        self._dropped = self._written.item() != self._writes
+        return not self._dropped
 
     def capture_random(self) -> bytes:
         """Return the state of the generator: seed and offset, which are in host memory."""
@@ -173,9 +190,9 @@ class NpuDevice:
 class QueueThread:
     """The thread behind torch-npu's task queue, which has a name: whether it still runs.
 
-    After an error that it knows no way back from, torch-npu ends this thread, and one exception says so. Where that one
-    is lost, nothing else does: operators are queued and dropped, and `synchronize` returns. Without a task queue
-    (TASK_QUEUE_ENABLE=0) there is no such thread.
+    After an error that it knows no way back from, torch-npu ends its queue, and one exception says so. Where that is
+    lost, nothing else does: operators are queued and dropped, and `synchronize` returns. In about half of the cases
+    the thread ends then, too. Without a task queue (TASK_QUEUE_ENABLE=0) there is no such thread.
     """
 
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
