@@ -171,7 +171,7 @@ class KeyValueServer:
     async def _changed_by(self, request: StoreRequest, key: str) -> StoreReply:
         match request.operation:
             case StoreOperation.DELETE:
-                return StoreReply(number=int(await self._delete(key)))
+                return await self._delete(key)
             case StoreOperation.ADD:
                 total = int(self._values.get(key, b"0")) + request.amount
                 return StoreReply(number=total, full=not await self._set(key, b"%d" % total))
@@ -188,8 +188,8 @@ class KeyValueServer:
         more = len(value) + (-len(self._values[key]) if key in self._values else len(key))
         if self._limit_bytes is not None and self._bytes + more > self._limit_bytes:
             return False
-        values = self._values
-        if not await self._is_kept(key, value) or values is not self._values:  # others are served meanwhile
+        what = f"a value of {len(value)} bytes for the store"
+        if not await self._is_kept(what, lambda keeper: keeper.set(key, value)):
             return False
         self._values[key] = value
         self._bytes += more
@@ -201,24 +201,24 @@ class KeyValueServer:
         self._values, self._keeper = dict(values), keeper
         self._bytes = sum(len(key) + len(value) for key, value in values.items())
 
-    async def _is_kept(self, key: str, value: bytes) -> bool:
-        """Have a value kept, if values are; False where that fails."""
-        if self._keeper is None:
-            return True
-        try:
-            await asyncio.to_thread(self._keeper.set, key, value)
-        except OSError as error:
-            _log.error("a value of %d bytes for the store is refused, as it cannot be kept: %s", len(value), error)
-            return False
-        return True
-
-    async def _delete(self, key: str) -> bool:
-        if key not in self._values:
-            return False
+    async def _is_kept(self, what: str, change: Callable[[ValueKeeper], None]) -> bool:
+        """Have a change kept, if values are; False where that fails, or other values are served by now."""
+        values = self._values
         if self._keeper is not None:
-            await asyncio.to_thread(self._keeper.delete, key)
-        self._bytes -= len(key) + len(self._values.pop(key, b""))
-        return True
+            try:
+                await asyncio.to_thread(change, self._keeper)
+            except OSError as error:
+                _log.error("%s is refused, as it cannot be kept: %s", what, error)
+                return False
+        return values is self._values
+
+    async def _delete(self, key: str) -> StoreReply:
+        if key not in self._values:
+            return StoreReply()
+        if not await self._is_kept("a deletion from the store", lambda keeper: keeper.delete(key)):
+            return StoreReply(full=True)
+        self._bytes -= len(key) + len(self._values.pop(key))
+        return StoreReply(number=1)
 
     async def _have_come(self, keys: Sequence[str], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -125,6 +125,18 @@ def test_a_value_that_cannot_be_kept_is_refused_and_the_one_before_stays(
     assert "a value of 17 bytes for the store is refused, as it cannot be kept" in caplog.text
 
 
+def test_a_deletion_that_cannot_be_kept_is_refused_and_the_value_stays(shared: SharedStore, tmp_path: Path) -> None:
+    """After `midstep resume` the value would be there again, and nobody would know why."""
+    actor = client(tmp_path)
+    actor.set("a", b"1")
+    (file,) = (store_folder(tmp_path) / "1").iterdir()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RoleStoreError, match="is full"):
+        actor.delete("a")
+    assert actor.get("a") == b"1"
+
+
 def test_a_store_whose_files_are_damaged_names_the_file_and_what_to_do(tmp_path: Path) -> None:
     folder = store_folder(tmp_path) / "1"
     folder.mkdir(parents=True)
