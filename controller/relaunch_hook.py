@@ -205,13 +205,18 @@ class NodeBringer:
         self._status, self._tell = status, tell
         self._look_s = look_s
         self._asked: set[str] = set()
-        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._wanted: asyncio.Queue[str] = asyncio.Queue(MOST_WANTED)
 
     def bring(self, node: str) -> None:
-        """Want a node of this name, soon. In the loop's thread; idempotent."""
-        if node not in self._asked and self._wanted.qsize() < MOST_WANTED:
-            self._asked.add(node)
+        """Want a node of this name, soon, or say that too many are wanted. In the loop's thread; idempotent."""
+        if node in self._asked:
+            return
+        self._asked.add(node)
+        try:
             self._wanted.put_nowait(node)
+        except asyncio.QueueFull:
+            refused = NodeRefused(node, f"on_node_relaunch: {self._wanted.maxsize} other nodes are waited for")
+            asyncio.get_running_loop().call_soon(self._tell, refused)  # the order for it is just being carried out
 
     async def run(self) -> None:
         """Call until cancelled. Nothing is made for a job that has not run yet: its machines are on their way."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from midstep.controller import relaunch_hook
 from midstep.controller.relaunch_hook import HookCommand, NodeBringer, RelaunchHook, answered, homes_of, relaunches
 from midstep.policies.files import parse_policy
 from midstep.protocol.compat import within
@@ -264,3 +265,19 @@ def test_ranks_wait_for_a_node_that_the_command_brings_and_the_rung_fails_with_i
         else:
             cluster.feed(*answered("node2", [], cluster.machine.status(cluster.now)))
             assert "on_node_relaunch brings no node" in str(cluster.machine.incidents[-1])
+
+
+def test_a_node_for_which_there_is_no_room_is_refused_and_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks would wait for it until their deadline."""
+    monkeypatch.setattr(relaunch_hook, "MOST_WANTED", 1)
+
+    async def run() -> list[object]:
+        told: list[object] = []
+        bringer = NodeBringer(HookCommand("true", "demo", WAIT_S), "demo", lambda: BEFORE, told.append)
+        bringer.bring("node2")
+        bringer.bring("node3")
+        assert told == []
+        await asyncio.sleep(0)
+        return told
+
+    assert asyncio.run(run()) == [NodeRefused("node3", "on_node_relaunch: 1 other nodes are waited for")]
