@@ -30,20 +30,11 @@ from .shards import Piece, RankLayout, find_pieces
 class ShardedTrainState(TrainState):
     """See TrainState, which makes it. Its arguments and what a script does with it are the same."""
 
-    def __init__(
-        self,
-        model: Any,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        scaler: Any = None,
-        *,
-        data: Any = None,
-        values: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, *others: Any, **named: Any) -> None:
         modules = without_ddp(by_name("model", model))
         refuse_unsupported(modules, by_name("optimizer", optimizer))
         iteration.reshard(modules.values())  # a forward pass alone leaves the outermost parameters gathered
-        super().__init__(model, optimizer, scheduler, scaler, data=data, values=values)
+        super().__init__(model, optimizer, *others, **named)
         self._pieces = find_pieces(modules, self.registry, frozenset(self._layouts))
         for piece in self._pieces.values():
             piece.open()  # raises now what it would raise in a recovery

@@ -273,7 +273,7 @@ def test_a_node_for_which_there_is_no_room_is_refused_and_not_forgotten(monkeypa
 
     async def run() -> list[object]:
         told: list[object] = []
-        bringer = NodeBringer(HookCommand("true", "demo", WAIT_S), "demo", lambda: BEFORE, told.append)
+        bringer = NodeBringer(HookCommand("true", "demo", WAIT_S), "demo", lambda: placed(BEFORE), told.append)
         bringer.bring("node2")
         bringer.bring("node3")
         assert told == []
