@@ -18,7 +18,7 @@ import msgspec
 from ..protocol import environment as env
 from ..protocol.bounds import MOST_NODES, Name, Seconds, Text
 from ..protocol.incidents import JobStatus, NodeStatus
-from ..protocol.messages import NodeGoing, NodeStaying
+from ..protocol.messages import GoingCause, NodeGoing, NodeStaying
 from ..protocol.private_files import make_private_directory, replace_file
 from ..protocol.types import FaultReport
 from .recovery.nodes import NODE_GOING
@@ -30,7 +30,6 @@ FOLDER = "machines"  # of the directory of the whole job
 MOST_BYTES = 4 << 20  # of what one role says
 AGAIN_S = 30.0  # what was told and is not known yet is told again
 _MOST_WHY = 500  # characters
-_LEFT = " has left machine "  # what a node is told that leaves with another role
 _IN_USE = frozenset({NodeState.ACTIVE, NodeState.SPARE, NodeState.UNFIT})
 
 _log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ def followed(status: JobStatus, others: Mapping[str, Iterable[MachineLeft]], now
     `others`: the machines that each other role has left. Only what the job does not know yet is returned.
     """
     reasons = {
-        each.machine: (f"role {role}{_LEFT}{each.machine}: {each.why}", each.at_s)
+        each.machine: (f"role {role} has left machine {each.machine}: {each.why}", each.at_s)
         for role, machines in others.items()
         for each in machines
     }
@@ -86,9 +85,9 @@ def followed(status: JobStatus, others: Mapping[str, Iterable[MachineLeft]], now
     for node in status.nodes:
         why, since_s = reasons.get(node.failure_domain, ("", 0.0))
         if not why and node.node in told and node.state != NodeState.LOST:
-            answer.append(NodeStaying(node.node))
+            answer.append(NodeStaying(node.node, GoingCause.ROLE))
         elif why and node.node not in going and node.state in _IN_USE and now_s - since_s < FRESH_S:
-            answer.append(NodeGoing(node.node, why))
+            answer.append(NodeGoing(node.node, why, cause=GoingCause.ROLE))
     return tuple(answer)
 
 
@@ -98,7 +97,7 @@ def _going(status: JobStatus) -> list[FaultReport]:
 
 def _with_others(status: JobStatus) -> set[str]:
     """Return the nodes that were told to go because another role has left their machine."""
-    return {each.node for each in _going(status) if each.node and _LEFT in each.detail}
+    return {each.node for each in _going(status) if each.node and each.fault_id == GoingCause.ROLE.fault_of(each.node)}
 
 
 def _why(node: NodeStatus, status: JobStatus) -> str:

@@ -17,6 +17,7 @@ from .compat import StrEnum
 from .reports import (
     CheckpointSaved,
     FaultReported,
+    GoingCause,
     NewcomerWaiting,
     NodeChecked,
     NodeGoing,
@@ -53,6 +54,7 @@ __all__ = [
     "EndJob",
     "Envelope",
     "FaultReported",
+    "GoingCause",
     "IntroduceNode",
     "KillNode",
     "Message",

@@ -24,6 +24,7 @@ from .bounds import (
     Text,
     Words,
 )
+from .compat import StrEnum
 from .types import FaultReport, JobSpec, RankProgress, RunningProcess, StandbyDepth, StepReport, StoreEndpoint
 
 
@@ -97,6 +98,17 @@ class PlatformJoined(msgspec.Struct, frozen=True, tag=True):
     nodes: Annotated[tuple[Name, ...], Meta(max_length=MOST_NODES)] = ()
 
 
+class GoingCause(StrEnum):
+    """The reason for which a node is to be left between two steps. Each is ended for itself."""
+
+    PLATFORM = "platform"  # it takes the node away
+    ROLE = "role"  # another role of the job has left its machine
+
+    def fault_of(self, node: str) -> str:
+        """Return the identity of the fault that a node has while it is to be left for this cause."""
+        return f"{self} {node}"
+
+
 class NodeGoing(msgspec.Struct, frozen=True, tag=True):
     """The platform will take a node away, and has not done so yet: a drain, a preemption, maintenance.
 
@@ -106,12 +118,14 @@ class NodeGoing(msgspec.Struct, frozen=True, tag=True):
     node: Name
     reason: Text
     within_s: Seconds | None = None
+    cause: GoingCause = GoingCause.PLATFORM
 
 
 class NodeStaying(msgspec.Struct, frozen=True, tag=True):
-    """The node of an earlier NodeGoing stays after all."""
+    """The node of an earlier NodeGoing stays after all, as far as its cause is concerned."""
 
     node: Name
+    cause: GoingCause = GoingCause.PLATFORM
 
 
 class NodeChecked(msgspec.Struct, frozen=True, tag=True):

@@ -8,6 +8,7 @@ cannot bring. Operators may have a node killed, or a fault injected.
 from collections.abc import Iterator
 
 from ...policies.budgets import worn_out
+from ...policies.fault_codes import Treatment
 from ...protocol import messages as m
 from ...protocol.environment import visible_devices
 from ...protocol.incidents import HoldRecord
@@ -210,7 +211,7 @@ def _on_node_going(state: JobState, event: m.NodeGoing) -> Recs:
         state.ignore("a node that is not there is going")
         return None
     by = "" if event.within_s is None else f", within {event.within_s:g} s"
-    report, news = state.book.enter(_report(state, event.node, f"{event.reason}{by}"), state.now)
+    report, news = state.book.enter(_report(state, event, f"{event.reason}{by}"), state.now)
     if not news:
         state.ignore("going of a node that is known")
         return None
@@ -222,21 +223,27 @@ def _on_node_going(state: JobState, event: m.NodeGoing) -> Recs:
 
 
 def _on_node_staying(state: JobState, event: m.NodeStaying) -> Recs:
-    """A node is not taken away after all: it is used again."""
-    state.planned.going.discard(event.node)
-    return [do.SortOut(_report(state, event.node, "it stays", Assertion.RECOVER))]
+    """A node is not taken away after all: it is used again, unless it is to be left for another cause, too."""
+    report = _report(state, event, "it stays", Assertion.RECOVER)
+    standing = state.book.on(event.node, frozenset({Treatment.WATCH}))
+    if not any(each.code == NODE_GOING and each.fault_id != report.fault_id for each in standing):
+        state.planned.going.discard(event.node)
+    return [do.SortOut(report)]
 
 
-def _report(state: JobState, node: str, detail: str, assertion: Assertion = Assertion.OCCUR) -> FaultReport:
+def _report(
+    state: JobState, event: m.NodeGoing | m.NodeStaying, detail: str, assertion: Assertion = Assertion.OCCUR
+) -> FaultReport:
     return FaultReport(
         kind=FaultKind.NODE,
         at_s=state.now,
         seen_by=PLATFORM,
         detail=detail,
-        node=node,
+        node=event.node,
         generation=state.generation,
         level=FaultLevel.SUB_HEALTH,
         code=NODE_GOING,
+        fault_id=event.cause.fault_of(event.node),
         assertion=assertion,
     )
 

@@ -16,6 +16,7 @@ from midstep.protocol.messages import (
     ArmFault,
     CreateNode,
     Envelope,
+    GoingCause,
     KillNode,
     NodeGoing,
     NodeLost,
@@ -220,6 +221,17 @@ def test_a_node_that_stays_after_all_is_used_again(cluster: FakeCluster) -> None
     cluster.feed(NodeStaying("node1"))
     assert cluster.machine.state.planned.current is None
     assert state_of(cluster, "node1") is NodeState.ACTIVE
+
+
+def test_a_node_that_is_going_for_two_causes_stays_when_both_are_over(cluster: FakeCluster) -> None:
+    """The role that had left its machine uses it again; the platform takes it away all the same."""
+    cluster.feed(GOING, NodeGoing("node1", "role a has left its machine", cause=GoingCause.ROLE))
+    cluster.feed(NodeStaying("node1", GoingCause.ROLE))
+    assert cluster.machine.state.planned.going == {"node1"}
+    assert cluster.machine.state.planned.current is not None
+    cluster.feed(NodeStaying("node1"))
+    assert cluster.machine.state.planned.going == set()
+    assert cluster.machine.state.planned.current is None
 
 
 def test_a_node_that_stays_may_be_what_a_job_waits_for_that_begins() -> None:

@@ -19,7 +19,7 @@ from midstep.controller.shared_machines import (
 )
 from midstep.protocol.compat import within
 from midstep.protocol.incidents import JobStatus, NodeStatus, StandingFault
-from midstep.protocol.messages import NodeGoing, NodeStaying
+from midstep.protocol.messages import GoingCause, NodeGoing, NodeStaying
 from midstep.protocol.types import FaultKind, FaultReport
 
 NOW_S = 1000.0
@@ -38,8 +38,10 @@ def job(*faults: FaultReport, notes: str = "", **nodes: str) -> JobStatus:
     return JobStatus("demo", NOW_S, "running", 2, 1, 5, 0.1, (), known, (), (), faults=standing)
 
 
-def going(node: str, detail: str) -> FaultReport:
-    return FaultReport(FaultKind.NODE, 0.0, "platform", detail, node=node, code=NODE_GOING)
+def going(node: str, cause: GoingCause) -> FaultReport:
+    return FaultReport(
+        FaultKind.NODE, 0.0, "platform", "it goes", node=node, code=NODE_GOING, fault_id=cause.fault_of(node)
+    )
 
 
 def test_a_machine_is_left_when_the_node_on_it_had_ranks_and_is_isolated() -> None:
@@ -67,12 +69,12 @@ def test_a_machine_that_was_lost_is_not_told_of_unless_it_was_left_before() -> N
 
 
 def test_a_machine_that_is_left_because_another_role_did_is_not_told_of_again() -> None:
-    assert left((), frozenset({"node1"}), job(going("node1", WHY), node1="isolated"), NOW_S) == ()
+    assert left((), frozenset({"node1"}), job(going("node1", GoingCause.ROLE), node1="isolated"), NOW_S) == ()
 
 
 @pytest.mark.parametrize("state", ["active", "spare", "unfit"])
 def test_a_node_on_a_machine_that_another_role_has_left_is_left_whatever_it_is_used_for(state: str) -> None:
-    assert followed(job(node0="active", node1=state), GOING, NOW_S) == (NodeGoing("node1", WHY),)
+    assert followed(job(node0="active", node1=state), GOING, NOW_S) == (NodeGoing("node1", WHY, cause=GoingCause.ROLE),)
 
 
 @pytest.mark.parametrize("state", ["isolated", "lost", "requested"])
@@ -80,9 +82,9 @@ def test_a_node_that_is_not_in_use_is_not_told_to_go(state: str) -> None:
     assert followed(job(node1=state), GOING, NOW_S) == ()
 
 
-@pytest.mark.parametrize("detail", [WHY, "Ray drains its machine"])
-def test_a_node_that_is_going_is_told_once(detail: str) -> None:
-    assert followed(job(going("node1", detail), node1="active"), GOING, NOW_S) == ()
+@pytest.mark.parametrize("cause", GoingCause)
+def test_a_node_that_is_going_is_told_once(cause: GoingCause) -> None:
+    assert followed(job(going("node1", cause), node1="active"), GOING, NOW_S) == ()
 
 
 def test_a_node_that_came_long_after_the_machine_was_left_may_stay() -> None:
@@ -92,12 +94,14 @@ def test_a_node_that_came_long_after_the_machine_was_left_may_stay() -> None:
 
 @pytest.mark.parametrize("state", ["active", "isolated", "unfit"])
 def test_a_node_stays_when_the_other_role_uses_its_machine_again(state: str) -> None:
-    assert followed(job(going("node1", WHY), node1=state), {"trainer": ()}, NOW_S) == (NodeStaying("node1"),)
+    assert followed(job(going("node1", GoingCause.ROLE), node1=state), {"trainer": ()}, NOW_S) == (
+        NodeStaying("node1", GoingCause.ROLE),
+    )
 
 
-@pytest.mark.parametrize(("detail", "state"), [("Ray drains its machine", "active"), (WHY, "lost")])
-def test_a_node_that_its_platform_takes_or_that_is_lost_does_not_stay_for_that(detail: str, state: str) -> None:
-    assert followed(job(going("node1", detail), node1=state), {}, NOW_S) == ()
+@pytest.mark.parametrize(("cause", "state"), [(GoingCause.PLATFORM, "active"), (GoingCause.ROLE, "lost")])
+def test_a_node_that_its_platform_takes_or_that_is_lost_does_not_stay_for_that(cause: GoingCause, state: str) -> None:
+    assert followed(job(going("node1", cause), node1=state), {}, NOW_S) == ()
 
 
 def test_a_role_is_known_by_its_ranks_environment() -> None:
@@ -135,7 +139,7 @@ def test_what_one_roles_controller_writes_another_reads_and_a_later_attempt_does
             await asyncio.sleep(0.1)
             trainer = job(node0="active", node1="isolated", notes="7 failures")
             await until(lambda: bool(told["rollout.1"]))
-            rollout = job(going("node1", WHY), node1="isolated")
+            rollout = job(going("node1", GoingCause.ROLE), node1="isolated")
             watched[1]._told_s.clear()
             trainer = job(node0="active", node1="spare")
             await until(lambda: len(told["rollout.1"]) > 1)
@@ -146,7 +150,7 @@ def test_what_one_roles_controller_writes_another_reads_and_a_later_attempt_does
 
     asyncio.run(play())
     assert told == {
-        "rollout.1": [NodeGoing("node1", WHY), NodeStaying("node1")],
+        "rollout.1": [NodeGoing("node1", WHY, cause=GoingCause.ROLE), NodeStaying("node1", GoingCause.ROLE)],
         "rollout.2": [],
         "trainer.1": [],
     }
