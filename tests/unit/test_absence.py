@@ -68,6 +68,8 @@ def test_each_turn_gives_an_endpoint_twice_as_long_so_that_a_busy_machine_can_an
 
     async def run() -> list[float]:
         loop, times = asyncio.get_running_loop(), list[float]()
+        played_ms = itertools.count()
+        monkeypatch.setattr(loop, "time", lambda: next(played_ms) / 1000)
         link = _Link()
         watch = Absence(link, [FIRST, SECOND])  # type: ignore[arg-type]
         while len(link.tried) < 9:

@@ -26,7 +26,7 @@ def refused(rank: Rank) -> None:
     half = make(0.5)
     calls: tuple[Callable[[], Any], ...] = (
         lambda: dist.all_reduce(torch.ones(2), op=half),
-        lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(2), op=half),
+        lambda: dist.reduce_scatter_tensor(torch.ones(1, dtype=torch.uint16), torch.ones(2, dtype=torch.uint16)),
         lambda: dist.all_reduce(torch.ones(2), op=half, async_op=True).get_future().wait(),
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)),
     )
