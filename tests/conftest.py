@@ -1,6 +1,7 @@
 """Options of the whole suite."""
 
 import gc
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -15,6 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("cpu", "fake"),
         help="what the ranks of the chaos tests compute on. By default the CPU, and both where a test asks for both",
     )
+
+
+def pytest_configure() -> None:
+    """Have the jobs of a run that a script has put into the background hear Ctrl-C: they inherit that it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
