@@ -28,6 +28,7 @@ DEFAULTS = {**dict.fromkeys(THREAD_LIMITS, "1"), "TORCH_NCCL_ASYNC_ERROR_HANDLIN
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ROLE = "default"
 ROLE_NAME = "ROLE_NAME"
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class ForkProcess(msgspec.Struct, frozen=True, tag=True):
@@ -233,7 +234,18 @@ def rank_environment(
         names.STORE_SECRET: order.store.secret,
         names.STARTED_S: started_s,
     }
-    return {**DEFAULTS, **base, **job.environment, **{name: str(value) for name, value in rank.items()}}
+    given = {**DEFAULTS, **base, **job.environment}
+    if job.environment.get(names.VIRTUAL_LOCAL_RANK) == "1":
+        rank |= {"LOCAL_RANK": 0, _VISIBLE_GPUS: _own_gpu(given.get(_VISIBLE_GPUS), order.local_rank)}
+    return {**given, **{name: str(value) for name, value in rank.items()}}
+
+
+def _own_gpu(visible: str | None, local_rank: int) -> str:
+    """Return the GPU of a rank among those that are visible, None being all. With fewer than ranks it is shared."""
+    if visible is None:
+        return str(local_rank)
+    gpus = [each.strip() for each in visible.split(",")]
+    return gpus[local_rank % len(gpus)]
 
 
 def rank_program(job: JobSpec, environment: Mapping[str, str]) -> RunProgram:

@@ -1,35 +1,21 @@
-"""The options that say what a job is, for `midstep run` and `midstep submit`: its own, Kubernetes', and torchrun's.
+"""The options that say what a job is, for `midstep run` and `midstep submit`: its own, and Kubernetes'."""
 
-Each flag of torchrun is taken, or refused with what to write instead; a unit test compares the list with the parser of
-the torch that is installed.
-"""
-
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-import msgspec
 
 from ..devices.kinds import device_names
 from ..launch.job import Start
 from ..launch.rank_environment import named_variables, variables_of_files
-from ..protocol.bounds import MOST_NODES, MOST_OF_A_NODE
-from .numbers import RESTARTS, SPARES, NodesAsked, RanksPerNode, node_count
+from ..protocol.bounds import MOST_OF_A_NODE
+from .numbers import RESTARTS, SPARES, NodesAsked, RanksPerNode, node_count, seconds
+from .torchrun_flags import spellings
 
 Decorator = Callable[[Any], Any]
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_ENVIRONMENT = "PET_{}"
-_STREAMS = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
-_BACKENDS = {"static", "c10d"}
 _FILE = click.Path(dir_okay=False, path_type=Path)
 MOST_CONTROLLERS = 5
-
-
-def spellings(name: str) -> tuple[str, ...]:
-    """Return a torchrun flag in both of its spellings."""
-    return tuple(dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}")))
 
 
 SHAPE: tuple[Decorator, ...] = (
@@ -77,6 +63,14 @@ POLICY: tuple[Decorator, ...] = (
         "policy_file",
         type=click.Path(dir_okay=False, path_type=Path),
         help="The job's policy file; see `midstep policy check`.  [default: the built-in policy]",
+    ),
+    click.option(
+        *spellings("shutdown_timeout"),
+        "stop_grace_s",
+        envvar=["PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"],
+        type=seconds(),
+        metavar="SECONDS",
+        help="From SIGTERM to SIGKILL when the job ends, instead of the policy's deadlines.stop_grace_s.",
     ),
     click.option(
         "--device",
@@ -174,6 +168,7 @@ def asked_for(
     policy_file: Path | None,
     device: str | None,
     node_check: bool,
+    stop_grace_s: float | None,
     environment: tuple[str, ...],
     environment_files: tuple[Path, ...],
     mindio: bool,
@@ -183,6 +178,8 @@ def asked_for(
     arguments: tuple[str, ...],
 ) -> Start:
     """Return what these options ask for. Raises ConfigurationError when a variable or its file cannot be taken."""
+    if no_python and is_module:
+        raise click.UsageError("--no-python and -m exclude each other: SCRIPT is a program, or a module of Python.")
     return Start(
         command=(script, *arguments),
         is_module=is_module,
@@ -196,6 +193,7 @@ def asked_for(
         environment={**variables_of_files(environment_files), **named_variables(environment)},
         device=device,
         node_check=node_check,
+        stop_grace_s=stop_grace_s,
         mindio=mindio,
     )
 
@@ -283,166 +281,4 @@ KUBERNETES: tuple[Decorator, ...] = (
         help="Kubernetes: a condition of hosts, as node-problem-detector's KernelDeadlock, that while it is True is a "
         "reason to leave them, as a taint is. Implies --watch-nodes. Repeatable.",
     ),
-)
-
-# --- torchrun's flags, and how machines find each other ---------------------------------------------------------------
-
-
-class RefusedFlag(msgspec.Struct, frozen=True):
-    """A flag that is refused unless its value is one of `allowed`. `is_flag`: it has no value."""
-
-    instead: str
-    allowed: tuple[str, ...] = ()
-    is_flag: bool = False
-    short: str = ""
-
-
-# The end of a process is seen at once; how a script's process is started, standby.warm of the policy says.
-WITHOUT_EFFECT = ("monitor_interval", "start_method")
-# A script runs as `__main__` by its path with or without it.
-FLAGS_WITHOUT_EFFECT = ("run_path",)
-
-REFUSED: Mapping[str, RefusedFlag] = {
-    "event_log_handler": RefusedFlag("read the job's events with `midstep report --story`", ("null",)),
-    "local_ranks_filter": RefusedFlag("write -q, and read the logs of the ranks in the job directory"),
-    "duplicate_stdout_filters": RefusedFlag("search the logs of the ranks in the job directory"),
-    "duplicate_stderr_filters": RefusedFlag("search the logs of the ranks in the job directory"),
-    "logs_specs": RefusedFlag("the ranks' logs are in the job directory; there is no other way to write them"),
-    "numa_binding": RefusedFlag("bind the ranks in the script, or with --no-python and a program such as numactl"),
-    "signals_to_handle": RefusedFlag(
-        "SIGTERM, SIGINT and SIGHUP end the job in order; others keep their meaning", ("SIGTERM,SIGINT,SIGHUP,SIGQUIT",)
-    ),
-    "shutdown_timeout": RefusedFlag("write deadlines.stop_grace_s in the policy"),
-    "virtual_local_rank": RefusedFlag("set the visible devices by the rank in the script", is_flag=True),
-}
-
-CONFIGURATION = {"join_timeout", "timeout", "last_call_timeout", "is_host", "rank"}
-
-CONFIGURATION_INSTEAD = {
-    "close_timeout": "deadlines.stop_grace_s of the policy is how long an end may take",
-    "read_timeout": "it has no meaning here",
-    "keep_alive_interval": "write heartbeat.interval_s in the policy",
-    "keep_alive_max_attempt": "write heartbeat.missed in the policy",
-    "store_type": "the controller is where machines meet",
-    "use_libuv": "it has no meaning here",
-}
-
-
-def environment_name(name: str) -> str:
-    """Return the environment variable by which torchrun takes a flag, too."""
-    return _ENVIRONMENT.format(name.upper())
-
-
-def _option(name: str, help_text: str, *, short: str = "", **settings: Any) -> Callable[[_Command], _Command]:
-    names = (*spellings(name), short) if short else spellings(name)
-    return click.option(*names, envvar=environment_name(name), help=help_text, **settings)
-
-
-def streams(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Take which streams of which ranks are meant: one number for all, or RANK:NUMBER,..."""
-    if value is not None and _STREAMS.fullmatch(value) is None:
-        raise click.BadParameter(f"{value!r}: write 0, 1 (stdout), 2 (stderr) or 3 (both), or RANK:NUMBER,...")
-    return value
-
-
-def shows_nothing(redirects: str | None, tee: str | None) -> bool:
-    """Tell whether what the ranks print is to be in their logs only. The logs have all of it in any case."""
-    return redirects == "3" and tee in {None, "0"}
-
-
-def backend(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Take the rendezvous backends that mean what midstep does."""
-    if value is not None and value not in _BACKENDS:
-        raise click.BadParameter(f"{value!r}: the controller is where machines meet; write c10d, or leave it out")
-    return value
-
-
-def configuration(context: click.Context, option: click.Parameter, value: str | None) -> dict[str, str]:
-    """Read `key=value,...`, and refuse keys that would have no effect."""
-    pairs: dict[str, str] = {}
-    for part in (value or "").split(",") if value and value.strip() else ():
-        key, _, text = (each.strip() for each in part.partition("="))
-        if not key or not text:
-            raise click.BadParameter(f"{part!r}: write KEY=VALUE,...")
-        if key not in CONFIGURATION:
-            instead = CONFIGURATION_INSTEAD.get(key, f"midstep knows {', '.join(sorted(CONFIGURATION))}")
-            raise click.BadParameter(f"{key!r} is not taken: {instead}")
-        pairs[key] = text
-    return pairs
-
-
-_TAKEN = (
-    _option(
-        "rdzv_endpoint",
-        "Where the machines of the job meet, the same for all. `auto`: the first host of Slurm.",
-        metavar="HOST[:PORT]",
-    ),
-    _option(
-        "rdzv_id", "The job's name, the same on all machines.  [default: the one that the token names]", metavar="NAME"
-    ),
-    _option("rdzv_backend", "static or c10d: both mean the job's controller.", callback=backend, metavar="NAME"),
-    _option(
-        "rdzv_conf",
-        "join_timeout=SECONDS, last_call_timeout=SECONDS, is_host=0|1.",
-        callback=configuration,
-        metavar="KEY=VALUE,...",
-    ),
-    _option(
-        "node_rank", "This machine's number; 0 runs the controller.", type=click.IntRange(0, MOST_NODES), metavar="N"
-    ),
-    _option("master_addr", "As --rdzv-endpoint, its host alone.", metavar="HOST"),
-    _option("master_port", "As --rdzv-endpoint, its port alone.", type=click.IntRange(1, 65_535), metavar="PORT"),
-    _option(
-        "local_addr", "Address under which other machines reach this one.  [default: found out]", metavar="ADDRESS"
-    ),
-)
-
-
-def rendezvous_options(command: _Command) -> _Command:
-    """Add the flags that say how several machines find each other, and those that are refused."""
-    refused = (_refused(name, each) for name, each in REFUSED.items())
-    ignored = (click.option(*spellings(name), hidden=True, expose_value=False) for name in WITHOUT_EFFECT)
-    without = (
-        click.option(*spellings(name), is_flag=True, hidden=True, expose_value=False) for name in FLAGS_WITHOUT_EFFECT
-    )
-    for option in reversed((*_TAKEN, *_OUTPUT, *ignored, *without, *refused)):
-        command = option(command)
-    return command
-
-
-def _refused(name: str, refused: RefusedFlag) -> Callable[[_Command], _Command]:
-    def check(context: click.Context, option: click.Parameter, value: Any) -> None:
-        if value and value not in refused.allowed:
-            raise click.UsageError(f"--{name.replace('_', '-')} is not taken: {refused.instead}.")
-
-    names = (*spellings(name), refused.short) if refused.short else spellings(name)
-    settings: dict[str, Any] = {"is_flag": True} if refused.is_flag else {}
-    return click.option(
-        *names, callback=check, expose_value=False, hidden=True, envvar=environment_name(name), **settings
-    )
-
-
-OUTPUT = ("log_dir", "redirects", "tee", "role")
-_OUTPUT = (
-    _option(
-        "log_dir",
-        "The job's directory is DIR/JOB, unless --job-dir says otherwise; the ranks' logs are in its folder logs.",
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="DIR",
-    ),
-    _option(
-        "redirects",
-        "3: what the ranks print is in their logs only, as with -q. They have it in any case.",
-        short="-r",
-        callback=streams,
-        metavar="0|1|2|3|RANK:N,...",
-    ),
-    _option(
-        "tee",
-        "What the ranks print is in their logs and is shown, as without it.",
-        short="-t",
-        callback=streams,
-        metavar="0|1|2|3|RANK:N,...",
-    ),
-    _option("role", "The ranks find NAME in ROLE_NAME.", metavar="NAME"),
 )

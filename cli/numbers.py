@@ -40,6 +40,8 @@ class RanksPerNode(Whole):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Make a number of the text. What is counted is what this machine has."""
+        if value == "xpu":
+            self.fail("'xpu': midstep has no device of that kind; give a number, or cpu", param, ctx)
         if value not in {"auto", "cpu", "gpu"}:
             return super().convert(value, param, ctx)
         count = 0 if value == "cpu" else _gpus()

@@ -22,11 +22,11 @@ from ..protocol import environment as env
 from ..protocol.compat import StrEnum
 from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, found_token_file, joinable, read_token
+from .display.display import ShownRanks
 from .display.plain import echo, hold_standard_descriptors, log_to_stderr
 from .frame import Command, hand_on_metrics, metrics_options, token_file_option
 from .job_options import (
     KUBERNETES,
-    OUTPUT,
     POLICY,
     PROGRAM,
     ROLES,
@@ -34,14 +34,14 @@ from .job_options import (
     SHAPE,
     asked_for,
     options,
-    rendezvous_options,
-    shows_nothing,
 )
 from .showing import join_job, run_job, run_on_ray, run_roles
+from .torchrun_flags import OUTPUT, rendezvous_options, shown_local_ranks
 
 GO_WITH_ROLES = frozenset(
     {"roles_file", "platform", "fixed_nodes", "job", "job_directory", "quiet", "environment", "environment_files"}
 )
+LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 IN_PODS = frozenset({*PodFlags.__struct_fields__, "token_file"})
 
 
@@ -142,13 +142,13 @@ def command(
     hand_on_metrics(metrics_listen, metrics_token_file)
     torchrun = {name: chosen.pop(name) for name in meetings.Flags.__struct_fields__}
     output = {name: chosen.pop(name) for name in OUTPUT}
-    quiet = quiet or shows_nothing(output["redirects"], output["tee"])
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
     if roles_file is not None:
         sys.exit(_run_roles(roles_file, click.get_current_context()))
     if chosen["script"] is None:
         raise click.UsageError("Missing argument 'SCRIPT', or --roles FILE.")
     asked = asked_for(**chosen)
+    how = _manner(output, asked.ranks_per_node, quiet=quiet)
     start = msgspec.structs.replace(
         asked,
         last_call_s=meetings.last_call_s(torchrun["rdzv_conf"]),
@@ -156,32 +156,30 @@ def command(
         fault_sources=fault_sources,
         job_directory=job_directory or _under(output["log_dir"], job or torchrun["rdzv_id"]),
         job=job,
-        environment={**_role_name(output["role"]), **asked.environment, **_faults(faults_file, asked)},
+        environment={**_of_torchrun(output), **asked.environment, **_faults(faults_file, asked)},
     )
-    if platform != PlatformName.LOCAL:
-        _refuse_meeting(torchrun, platform)
-    if platform == PlatformName.KUBERNETES:
-        from ..launch.kubernetes.job import launch as launch_in_kubernetes
-
-        sys.exit(launch_in_kubernetes(start, pods, token_file, echo, quiet=quiet))
-    if pods != PodFlags():
+    if pods != PodFlags() and platform != PlatformName.KUBERNETES:
         raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
-    if platform == PlatformName.RAY:
-        if token_file is not None:
-            raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
-        sys.exit(run_on_ray(start, quiet=quiet))
+    if platform != PlatformName.LOCAL:
+        _refuse_local(torchrun, output, platform)
+        sys.exit(_run_elsewhere(start, platform, pods, token_file, quiet=how["quiet"]))
     flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
-    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), quiet=quiet))
+    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), how))
 
 
-def _run(start: Start, flags: meetings.Flags, token_file: Path | None, wishes: meetings.Wishes, *, quiet: bool) -> int:
-    """Run the job on this machine, or this machine's part of one on several; return the exit code."""
+def _run(
+    start: Start, flags: meetings.Flags, token_file: Path | None, wishes: meetings.Wishes, how: dict[str, Any]
+) -> int:
+    """Run the job on this machine, or this machine's part of one on several; return the exit code.
+
+    `how`: further arguments of `run_job` and `join_job`.
+    """
     token = read_token(token_file, os.environ)
     os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
     alone = token is None and meetings.meets_itself(flags, start.nodes)
     where = None if alone else meetings.meeting(flags, meetings.launched(os.environ))
     if where is None:
-        return run_job(create_job(start), quiet=quiet)
+        return run_job(create_job(start), **how)
     if token is None:
         token_file = found_token_file(os.environ)
         token = None if token_file is None else read_token(token_file, {})
@@ -189,11 +187,27 @@ def _run(start: Start, flags: meetings.Flags, token_file: Path | None, wishes: m
     machine = prepare(where, secret, start, wishes)
     keys = machine.held.path / meetings.KEYS_NAME
     with TokenWatch(None if machine.job is None else token_file, secret, keys, machine.name):
-        return join_job(machine, quiet=quiet)
+        return join_job(machine, **how)
 
 
-def _refuse_meeting(torchrun: dict[str, Any], platform: str) -> None:
-    """Refuse flags by which machines would meet that the platform does not bring. Raises ConfigurationError."""
+def _run_elsewhere(start: Start, platform: str, pods: PodFlags, token_file: Path | None, *, quiet: bool) -> int:
+    """Run the job on Kubernetes or Ray, and return its exit code. Raises MidstepError."""
+    if platform == PlatformName.KUBERNETES:
+        from ..launch.kubernetes.job import launch as launch_in_kubernetes
+
+        return launch_in_kubernetes(start, pods, token_file, echo, quiet=quiet)
+    if token_file is not None:
+        raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
+    return run_on_ray(start, quiet=quiet)
+
+
+def _refuse_local(torchrun: dict[str, Any], output: dict[str, Any], platform: str) -> None:
+    """Refuse flags that are for machines on which this command is typed. Raises ConfigurationError."""
+    if output["local_ranks_filter"] is not None or output["signals_to_handle"]:
+        raise ConfigurationError(
+            "--local-ranks-filter and --signals-to-handle are for nodes on this machine, and for machines on which "
+            f"this command is typed. With --platform {platform} write -q, and `midstep stop JOB` to end the job."
+        )
     if torchrun["rdzv_endpoint"] or torchrun["master_addr"]:
         raise ConfigurationError(
             "--rdzv-endpoint and --master-addr are for machines on which this command is typed; --platform "
@@ -206,9 +220,18 @@ def _under(log_directory: Path | None, job: str | None) -> Path | None:
     return None if log_directory is None else log_directory / checked_name(job or new_name())
 
 
-def _role_name(role: str | None) -> dict[str, str]:
-    """Return the variable with the role's name, as torchrun's ranks have it."""
-    return {} if role is None else {ROLE_NAME: role}
+def _manner(output: dict[str, Any], ranks_per_node: int, *, quiet: bool) -> dict[str, Any]:
+    """Return further arguments of `run_job` and `join_job`, by torchrun's flags and variable."""
+    chosen = output["local_ranks_filter"]
+    local = shown_local_ranks(ranks_per_node, output["redirects"], output["tee"], chosen)
+    shown = ShownRanks(ranks_per_node, local, os.environ.get(LINE_PREFIX, ""))
+    return {"quiet": quiet or local == frozenset(), "shown": shown, "stop_signals": output["signals_to_handle"]}
+
+
+def _of_torchrun(output: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of the ranks that torchrun's flags ask for."""
+    role = {} if output["role"] is None else {ROLE_NAME: output["role"]}
+    return {**role, **({env.VIRTUAL_LOCAL_RANK: "1"} if output["virtual_local_rank"] else {})}
 
 
 def _faults(file: Path | None, start: Start) -> dict[str, str]:

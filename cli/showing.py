@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,36 +16,53 @@ from ..launch.joining import JoiningMachine
 from ..launch.meeting import hear_if_all_are_signalled
 from ..launch.roles import OpenedGroup
 from ..protocol.errors import ConfigurationError
-from .display.display import Display
+from .display.display import ALL_RANKS, Display, ShownRanks
 
 if TYPE_CHECKING:
     from ..launch.ray import RayJob
 
 
-def run_job(job: PreparedJob, *, quiet: bool, role: str = "") -> int:
-    """Run a job to its end on this machine, and return its exit code. `role`: its role in a job of several roles."""
+def run_job(
+    job: PreparedJob,
+    *,
+    quiet: bool,
+    role: str = "",
+    shown: ShownRanks = ALL_RANKS,
+    stop_signals: frozenset[signal.Signals] = frozenset(),
+) -> int:
+    """Run a job to its end on this machine, and return its exit code.
+
+    `role`: its role in a job of several roles. `stop_signals`: those that end it, beside the usual ones.
+    """
     from ..launch.launcher import Launcher
 
     hear_if_all_are_signalled(os.environ)
     try:
-        with Display(job.job_directory, job.run_directory, quiet=quiet, role=role) as display:
+        with Display(job.job_directory, job.run_directory, quiet=quiet, role=role, shown=shown) as display:
             display.say(f"job {job.name} in {job.job_directory}", "dim")
-            return _shown(display, asyncio.run(Launcher(job).run()), job.job_directory)
+            result = asyncio.run(Launcher(job, stop_signals=stop_signals).run())
+            return _shown(display, result, job.job_directory)
     finally:
         job.held.remove()  # if it was interrupted before the launcher ran
 
 
-def join_job(machine: JoiningMachine, *, quiet: bool) -> int:
-    """Run this machine's part of a job to its end, and return its exit code."""
+def join_job(
+    machine: JoiningMachine,
+    *,
+    quiet: bool,
+    shown: ShownRanks = ALL_RANKS,
+    stop_signals: frozenset[signal.Signals] = frozenset(),
+) -> int:
+    """Run this machine's part of a job to its end, and return its exit code. `stop_signals`: as of `run_job`."""
     from ..launch.launcher import Launcher
 
     hear_if_all_are_signalled(os.environ)
     try:
-        with Display(machine.directory, machine.held.path, quiet=quiet) as display:
+        with Display(machine.directory, machine.held.path, quiet=quiet, shown=shown) as display:
             part = "runs its controller" if machine.job is not None else "joins it"
             display.say(f"job {machine.name} at {machine.endpoint}: this machine {part}", "dim")
             display.say(f"logs in {machine.directory / 'logs'}", "dim")
-            return _shown(display, asyncio.run(Launcher(machine).run()))
+            return _shown(display, asyncio.run(Launcher(machine, stop_signals=stop_signals).run()))
     finally:
         machine.held.remove()
 

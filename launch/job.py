@@ -73,6 +73,7 @@ class Start(msgspec.Struct, frozen=True):
     listen: str | None = None  # where the controller of a job on several machines listens
     token: FullToken | None = None  # of such a job
     node_check: bool = False  # or as the policy has it
+    stop_grace_s: float | None = None  # instead of the policy's deadlines.stop_grace_s
     mindio: bool = False  # the ranks find a package mindio_ttp, which is midstep's
 
 
@@ -169,6 +170,13 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
     policy = _with_few_nodes(given, start)
     policy = _on_device(policy, start)
     policy = with_mindio(policy, _folder_of(start)) if start.mindio else policy
+    if start.stop_grace_s is not None:
+        deadlines = msgspec.structs.replace(policy.deadlines, stop_grace_s=start.stop_grace_s)
+        policy = msgspec.structs.replace(policy, deadlines=deadlines)
+    if start.environment.get(env.VIRTUAL_LOCAL_RANK) == "1" and (policy.device == NPU or start.mindio):
+        raise ConfigurationError(
+            "--virtual-local-rank is for GPUs: a rank on NPUs takes the one of its LOCAL_RANK. Leave it out."
+        )
     if start.node_check:
         node_check = msgspec.structs.replace(policy.node_check, enabled=True)
         policy = msgspec.structs.replace(policy, node_check=node_check)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import random
+import signal
 import subprocess
 import time
 from functools import partial
@@ -62,7 +63,11 @@ class Launcher:
     on several it is one agent, and the controllers where this machine runs them.
     """
 
-    def __init__(self, part: PreparedJob | JoiningMachine) -> None:
+    def __init__(
+        self, part: PreparedJob | JoiningMachine, *, stop_signals: frozenset[signal.Signals] = frozenset()
+    ) -> None:
+        """`stop_signals`: what is heard as SIGTERM is."""
+        self._stop_signals = stop_signals
         self._machine = part if isinstance(part, JoiningMachine) else None
         self._job = part.job if isinstance(part, JoiningMachine) else part
         self._held = part.held
@@ -80,7 +85,7 @@ class Launcher:
         async with contextlib.AsyncExitStack() as ending:
             ending.callback(self._remove)
             supervising = None if self._job is None else self._supervise(self._job, ending)
-            stop = ending.enter_context(StopSignals(self._stop, self._what_a_signal_does))
+            stop = ending.enter_context(StopSignals(self._stop, self._what_a_signal_does, self._stop_signals))
             if supervising is not None and not await self._served(supervising, stop):
                 return await self._result(supervising, stop)
             if self._machine is None:

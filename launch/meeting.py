@@ -80,8 +80,11 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 def meets_itself(flags: Flags, nodes: int) -> bool:
-    """Return whether a script's launcher flags describe one machine: one node, whose master is this host."""
-    return nodes == 1 and flags.node_rank == 0 and flags.rdzv_endpoint is None and flags.master_addr in _OWN
+    """Return whether a script's launcher flags describe one machine: one node, whose master is this host.
+
+    A node rank that is not given is 0, as torchrun has it.
+    """
+    return nodes == 1 and not flags.node_rank and flags.rdzv_endpoint is None and flags.master_addr in _OWN
 
 
 def meeting(flags: Flags, launched: Launched) -> RendezvousPoint | None:

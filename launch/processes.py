@@ -296,16 +296,25 @@ class StopSignals:
     Signals that were ignored when the launcher was started stay ignored, as `nohup` asks for.
     """
 
-    def __init__(self, stop: Callable[[str], None], what: str = "asking the job to stop") -> None:
-        """Call `stop` once, with the reason, when a signal arrives. `what`: what that does, in words."""
+    def __init__(
+        self,
+        stop: Callable[[str], None],
+        what: str = "asking the job to stop",
+        also: frozenset[signal.Signals] = frozenset(),
+    ) -> None:
+        """Call `stop` once, with the reason, when a signal arrives.
+
+        `what`: what that does, in words. `also`: signals that mean this, beside HEARD.
+        """
         self.insisted = asyncio.Event()
         self.asked = False
         self._stop = stop
         self._what = what
+        self._numbers = also.union(HEARD)
 
     def __enter__(self) -> "StopSignals":
         """Begin to listen."""
-        for number in HEARD:
+        for number in self._numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._heard, number)
         return self

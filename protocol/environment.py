@@ -20,6 +20,7 @@ STORE_SECRET = "MIDSTEP_STORE_SECRET"  # of the members of the generation, see R
 STARTED_S = "MIDSTEP_STARTED_S"  # when the agent began to start the process, on the machine's monotonic clock
 PRELOAD = "MIDSTEP_PRELOAD"  # of an agent: what its fork server imports; "store": nothing that only training wants
 GRACE_S = "MIDSTEP_GRACE_S"  # of an agent: from SIGTERM to SIGKILL, as its environment has it
+VIRTUAL_LOCAL_RANK = "MIDSTEP_VIRTUAL_LOCAL_RANK"  # "1": a rank finds one GPU and LOCAL_RANK 0
 MINDIO = "MIDSTEP_MINDIO"  # "1": the program finds a package mindio_ttp, which is midstep's
 FAULTS = "MIDSTEP_FAULTS"  # a JSON list of ArmedFault, for tests and demonstrations
 # Of a job of several roles, each with a script of its own:

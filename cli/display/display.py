@@ -11,10 +11,13 @@ import queue
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from types import TracebackType
 
+import msgspec
 from rich.text import Text
 
+from ...agent.channel import ROLE as DEFAULT_ROLE
 from ...controller.endpoints.control_requests import StatusReply, StatusRequest
 from ...controller.endpoints.local_sockets import NoController, ask
 from ...protocol.errors import MidstepError
@@ -29,12 +32,46 @@ MAX_WAITING = 1000  # lines for stderr
 ASK_S = 0.5
 
 
+class ShownRanks(msgspec.Struct, frozen=True):
+    """The ranks whose output is shown, and how. `local`: by their number on their node; None: all of them.
+
+    `prefix`: what stands before each line, with ${rank}, ${local_rank} and ${role_name}; empty: midstep's own.
+    """
+
+    ranks_per_node: int = 1
+    local: frozenset[int] | None = None
+    prefix: str = ""
+
+    def shows(self, rank: int) -> bool:
+        """Tell whether what a rank prints is shown."""
+        return self.local is None or rank % self.ranks_per_node in self.local
+
+    def before_line(self, rank: int, role: str) -> str:
+        """Return what stands before each line of a rank, in a role of this name."""
+        if not self.prefix:
+            return f"[{role} rank {rank}] " if role else f"[rank {rank}] "
+        local_rank = rank % self.ranks_per_node
+        return Template(self.prefix).safe_substitute(rank=rank, local_rank=local_rank, role_name=role or DEFAULT_ROLE)
+
+
+ALL_RANKS = ShownRanks()
+
+
 class Display:
     """Shows a job while it is entered. None of its methods raises, and none waits but `drain` and the exit."""
 
-    def __init__(self, job_directory: Path, run_directory: Path, *, quiet: bool, role: str = "") -> None:
+    def __init__(
+        self,
+        job_directory: Path,
+        run_directory: Path,
+        *,
+        quiet: bool,
+        role: str = "",
+        shown: ShownRanks = ALL_RANKS,
+    ) -> None:
         """`role`: what the job is in a job of several roles, whose lines are between those of the others."""
-        self._rank = f"{role} rank" if role else "rank"
+        self._role = role
+        self._shown = shown
         self._who = f"midstep[{role}]: " if role else "midstep: "
         self._logs = job_directory / "logs"
         self._quiet = quiet
@@ -113,7 +150,8 @@ class Display:
         return self._follower.look()
 
     def _show_line(self, rank: int, line: bytes) -> None:
-        self._output.write(b"[%b %d] %b" % (self._rank.encode(), rank, line))
+        if self._shown.shows(rank):
+            self._output.write(self._shown.before_line(rank, self._role).encode() + line)
 
     def _look_at_job(self) -> bool:
         if self._errors.gone:

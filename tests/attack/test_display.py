@@ -30,7 +30,7 @@ class Played:
 
     logs: ClassVar[dict[str, bytes]] = {}
 
-    def __init__(self, job: PreparedJob, look: Any = None) -> None:
+    def __init__(self, job: PreparedJob, look: Any = None, **how: Any) -> None:
         self._job = job
         self._look = look or (lambda: None)
 

@@ -1,21 +1,34 @@
 """How a machine comes to a job: torchrun's flags, what launchers say, where to meet, and who runs the controller."""
 
 import argparse
+import asyncio
 import os
 import secrets
+import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from midstep.cli.job_options import REFUSED, WITHOUT_EFFECT
+from midstep.agent.channel import rank_environment
+from midstep.cli.display.display import ShownRanks
 from midstep.cli.numbers import RanksPerNode
 from midstep.cli.run import command
+from midstep.cli.torchrun_flags import REFUSED, WITHOUT_EFFECT
 from midstep.launch import meeting as here
-from midstep.launch.job import Start, let_nodes_join, require_loopback, require_unexpired, required
+from midstep.launch.job import (
+    Start,
+    let_nodes_join,
+    policy_of,
+    require_loopback,
+    require_unexpired,
+    required,
+    spec_of,
+)
 from midstep.launch.joining import EndpointClaim, prepare
 from midstep.launch.meeting import (
     Flags,
@@ -31,10 +44,14 @@ from midstep.launch.meeting import (
     meets_itself,
 )
 from midstep.launch.meeting import RendezvousPoint as Point
+from midstep.launch.processes import StopSignals
+from midstep.policies.schema import default_policy
 from midstep.protocol.bounds import MOST_OF_A_NODE
 from midstep.protocol.discovery import endpoints, split
 from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.messages import StartProcess
 from midstep.protocol.token import FullToken, new_token, parse_token, token_text
+from midstep.protocol.types import Rendezvous
 
 # --- torchrun's flags -------------------------------------------------------------------------------------------------
 
@@ -73,7 +90,15 @@ def test_flags_that_are_not_midsteps_have_no_other_meaning_there(name: str) -> N
     [
         (["--redirects", "4"], "write 0, 1 (stdout), 2 (stderr) or 3 (both)"),
         (["-t", "1:9"], "write 0, 1 (stdout), 2 (stderr) or 3 (both)"),
-        (["--virtual-local-rank"], "--virtual-local-rank is not taken"),
+        (["--local-ranks-filter", "0;1"], "'0;1': write numbers of ranks on their nodes, as in 0,1,2"),
+        (["--signals-to-handle", "SIGTERM,SIGKILL"], "'SIGKILL': signals that may end a job are SIGTERM, SIGINT"),
+        (["--shutdown-timeout", "-1"], "-1.0 is not in the range 0<=x"),
+        (["--duplicate-stdout-filters", "loss"], "write `grep -h -e WORD JOB_DIRECTORY/logs/rank-*.log`"),
+        (["--logs-specs", "mine"], "--log-dir says where that is"),
+        (["--numa-binding", "node"], "write os.sched_setaffinity(0, CPUS) by LOCAL_RANK"),
+        (["--event-log-handler", "console"], "read the job's events with `midstep report --story`"),
+        (["--nproc-per-node", "xpu"], "midstep has no device of that kind"),
+        (["--no-python", "-m"], "--no-python and -m exclude each other"),
         (["--rdzv-backend", "etcd"], "'etcd': the controller is where machines meet"),
         (["--rdzv-conf", "close_timeout=3"], "deadlines.stop_grace_s of the policy"),
         (["--rdzv-conf", "nonsense=3"], "midstep knows"),
@@ -91,7 +116,7 @@ def test_what_is_refused_says_what_to_write_instead(arguments: list[str], said: 
     "arguments",
     [
         ["--rdzv-endpoint", "127.0.0.1:1"],
-        ["--master_addr", "127.0.0.1", "--tee", "3", "--redirects", "0", "--monitor-interval", "5"],
+        ["--master_addr", "127.0.0.1", "--nnodes", "2", "--tee", "3", "--redirects", "0", "--monitor-interval", "5"],
         ["--rdzv_endpoint", "localhost", "--rdzv_backend", "c10d", "--start-method", "fork", "-r", "0"],
     ],
 )
@@ -131,7 +156,7 @@ def test_torchruns_flags_for_output_and_processes_are_taken(tmp_path: Path, monk
     """Of what the ranks print the logs have all in any case; --redirects 3 shows none of it."""
     asked: list[tuple[Start, bool]] = []
     monkeypatch.setattr("midstep.cli.run.create_job", lambda start: start)
-    monkeypatch.setattr("midstep.cli.run.run_job", lambda start, *, quiet: asked.append((start, quiet)))
+    monkeypatch.setattr("midstep.cli.run.run_job", lambda start, *, quiet, **how: asked.append((start, quiet)))
     words = ["--log-dir", str(tmp_path), "-r", "3", "--role", "trainer", "--nproc-per-node", "cpu", "--run-path"]
 
     CliRunner().invoke(command, [*words, "--job", "demo", "train.py"], catch_exceptions=False)
@@ -143,6 +168,103 @@ def test_torchruns_flags_for_output_and_processes_are_taken(tmp_path: Path, monk
     assert first.ranks_per_node == second.ranks_per_node == os.cpu_count()
     assert (first_quiet, second_quiet) == (True, False)
     assert second.job_directory is None
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, *words: str, **environment: str) -> tuple[Start, dict[str, Any]]:
+    """Return the job that a line of torchrun asks for, and how it is run."""
+    asked: list[tuple[Start, dict[str, Any]]] = []
+    monkeypatch.setattr("midstep.cli.run.create_job", lambda start: start)
+    monkeypatch.setattr("midstep.cli.run.run_job", lambda start, **how: asked.append((start, how)))
+    CliRunner().invoke(command, [*words, "train.py"], env=environment, catch_exceptions=False)
+    return asked[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], {0, 1, 2, 3, 4, 5}),
+        (["--local-ranks-filter", "0,2"], {0, 2, 3, 5}),
+        (["-r", "1:3,2:1"], {0, 2, 3, 5}),
+        (["--redirect=3", "--tee", "2:3"], {2, 5}),
+        (["-r", "3"], set()),
+    ],
+)
+def test_what_is_shown_goes_by_the_ranks_on_their_nodes(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], shown: set[int]
+) -> None:
+    """A rank whose output is redirected, and not teed, is in its log only; three ranks a node."""
+    start, how = _asked(monkeypatch, "--nnodes", "2", "--nproc-per-node", "3", *words)
+
+    assert {rank for rank in range(start.nodes * 3) if how["shown"].shows(rank)} == shown
+    assert how["quiet"] is (not shown)
+
+
+def test_what_stands_before_a_line_is_torchruns_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "<${role_name} ${rank}.${local_rank} ${unknown}>"
+
+    _, how = _asked(monkeypatch, "--nproc-per-node", "2", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)
+
+    assert how["shown"].before_line(3, "") == "<default 3.1 ${unknown}>"
+    assert ShownRanks().before_line(3, "") == "[rank 3] "
+    assert ShownRanks().before_line(3, "actor") == "[actor rank 3] "
+
+
+def test_torchruns_signals_and_its_time_to_end_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by its variables; the policy's own time stands where none is given."""
+    start, how = _asked(monkeypatch, "--signals-to-handle", "SIGTERM,SIGUSR1", "--shutdown-timeout", "7")
+
+    assert how["stop_signals"] == {signal.SIGTERM, signal.SIGUSR1}
+    assert policy_of(start).deadlines.stop_grace_s == 7.0
+    assert policy_of(_asked(monkeypatch, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="8")[0]).deadlines.stop_grace_s == 8.0
+    assert policy_of(_asked(monkeypatch)[0]) == default_policy()
+
+
+def test_a_signal_that_was_asked_for_stops_the_job_in_order() -> None:
+    """SIGUSR1, which would end the launcher otherwise, and leave no checkpoint."""
+    said: list[str] = []
+
+    async def hear() -> None:
+        with StopSignals(said.append, also=frozenset({signal.SIGUSR1})):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            while not said:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(hear())
+
+    assert said == ["midstep run received SIGUSR1"]
+
+
+def test_a_virtual_local_rank_is_refused_on_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a rank takes the device of its local rank, which would be the first one for all."""
+    start, _ = _asked(monkeypatch, "--virtual-local-rank", "--device", "npu")
+
+    with pytest.raises(ConfigurationError, match="--virtual-local-rank is for GPUs"):
+        policy_of(start)
+
+
+@pytest.mark.parametrize(
+    ("flag", "visible", "local_rank", "gpu"),
+    [("1", None, "0", "3"), ("1", "4,5,6,7", "0", "7"), ("1", "4, 5", "0", "5"), ("", "4,5", "3", "4,5")],
+)
+def test_with_a_virtual_local_rank_each_rank_sees_its_own_gpu(
+    flag: str, visible: str | None, local_rank: str, gpu: str
+) -> None:
+    """The GPU is one of those that are visible; where there are fewer than ranks it is shared."""
+    start = Start(command=("train.py",), environment={"MIDSTEP_VIRTUAL_LOCAL_RANK": flag})
+    job = spec_of(start, "demo", default_policy(), Path("/jobs/demo"))
+    order = StartProcess(3, 3, 0, 1, 1, 0, True, Rendezvous("127.0.0.1", 1, "secret"))
+    base = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    found = rank_environment(base, job, order, node="node0", agent_socket="ipc://a", started_s=0.0)
+
+    assert (found["LOCAL_RANK"], found["CUDA_VISIBLE_DEVICES"]) == (local_rank, gpu)
+
+
+def test_quotes_of_a_shell_that_read_nothing_are_no_part_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a list of arguments that somebody has copied from a shell."""
+    start, _ = _asked(monkeypatch, "--rdzv-conf='join_timeout=5,last_call_timeout=1'", "--nnodes", "1:2")
+
+    assert start.last_call_s == 1.0
 
 
 @pytest.mark.parametrize("place", ["environment", "home"])
@@ -181,7 +303,7 @@ def test_the_flags_of_a_launch_script_for_one_machine_need_no_token() -> None:
     assert meets_itself(one, 1)
     assert not meets_itself(one, 2)
     assert not meets_itself(msgspec.structs.replace(one, node_rank=1), 1)
-    assert not meets_itself(msgspec.structs.replace(one, node_rank=None), 1)
+    assert meets_itself(msgspec.structs.replace(one, node_rank=None), 1)
     assert not meets_itself(msgspec.structs.replace(one, master_addr="10.0.0.1"), 1)
     assert not meets_itself(msgspec.structs.replace(one, rdzv_endpoint="localhost:1"), 1)
 
