@@ -99,4 +99,5 @@ def test_a_rank_local_file_that_cannot_be_decoded_costs_one_checkpoint(job: Job)
 
     (incident,) = job.report()["incidents"]
     assert (incident["restore"], incident["resumed_step"]) == ("checkpoint", before), incident
-    assert f"own-1.bin, of the checkpoint of step {newest}, is damaged" in str(incident), incident
+    told = "\n".join(f"{each['seen_by']}: {each['kind']}: {each['detail']}" for each in incident["reports"])
+    assert f"own-1.bin, of the checkpoint of step {newest}, is damaged" in told, told
