@@ -91,7 +91,7 @@ def _train(rank: int, size: int, store: Rendezvous, line: Connection, *, newcome
 
 
 class _Orders:
-    """What the benchmark tells a rank, and is answered; a thread hears it, and aborts at once."""
+    """Hears in a thread what the benchmark tells a rank, and answers; an abort is done at once."""
 
     def __init__(self, line: Connection, communicator: GlooCommunicator) -> None:
         self._line = line
