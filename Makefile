@@ -16,11 +16,11 @@ PYTEST := $(BIN)/python -m pytest
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not slurm and not prometheus
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not slurm and not prometheus and not page
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
-SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus machines slurm mindspore cann versions ray \
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore cann versions ray \
 	kubernetes cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -131,6 +131,11 @@ suite-machines:
 # The shipped alerts in a real Prometheus, which scrapes real jobs; Debian's prometheus.
 suite-prometheus:
 	MIDSTEP_REQUIRE_PROMETHEUS=1 $(PYTEST) $(or $(FILES),tests/prometheus) $(TESTS)
+
+# The page in a real browser, of jobs in each state and of a large one; Debian's chromium. Screenshots in out/page.
+suite-page:
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) playwright
+	MIDSTEP_REQUIRE_CHROMIUM=1 $(PYTEST) $(or $(FILES),tests/page) $(TESTS)
 
 # Jobs under a real Slurm, on machines of namespaces: root; Debian's munge, slurmctld, slurmd, slurm-client.
 suite-slurm:

@@ -16,6 +16,7 @@ COMMANDS = {
     "resume": "Continue a job whose launcher or machine was lost.",
     "demo": "Kill ranks and nodes of a small training job and watch it recover.",
     "status": "Show where a job stands.",
+    "page": "Serve a page that shows how a job stands, for a browser.",
     "watch": "Tell another program when a job's leader or phase changes.",
     "report": "Show what happened in a job: incidents, phases, reasons.",
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
@@ -32,8 +33,8 @@ COMMANDS = {
     "agent": "Run the agent of a node (`run` does it for you).",
     "platform": "Make the nodes of a job on an engine that you have.",
 }
-# Commands that share a module; each other one has a module of its name, and is its `command`.
-_TOGETHER = {"stop": "orders", "promote": "orders", "pause-failover": "orders"}
+# Commands that share a module or are in a folder; each other one has a module of its name, and is its `command`.
+_TOGETHER = {"stop": "orders", "promote": "orders", "pause-failover": "orders", "page": "page.command"}
 
 
 class Lazy(click.Group):

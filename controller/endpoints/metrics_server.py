@@ -53,8 +53,8 @@ def metrics_place(listen: str, token_file: Path | None) -> MetricsPlace:
         raise ConfigurationError(
             f"--metrics-listen needs prometheus_client ({error}): pip install 'midstep[operator]'."
         ) from error
-    token = "" if token_file is None else _token(token_file)
-    if not token and not _is_loopback(host):
+    token = "" if token_file is None else secret_in(token_file)
+    if not token and not is_loopback(host):
         raise ConfigurationError(
             f"--metrics-listen {listen}: others than this machine would read the job's numbers. Listen at 127.0.0.1, "
             "or give --metrics-token-file, whose content a scraper has to bring."
@@ -62,7 +62,8 @@ def metrics_place(listen: str, token_file: Path | None) -> MetricsPlace:
     return MetricsPlace(host, int(port), token)
 
 
-def _token(path: Path) -> str:
+def secret_in(path: Path) -> str:
+    """Return the token in a file that is its owner's alone. Raises ConfigurationError."""
     try:
         if path.stat().st_mode & (WRITABLE_BY_OTHERS | 0o044):
             raise ConfigurationError(f"{path}: others can read or write this file. Make it yours alone: chmod 600.")
@@ -74,7 +75,8 @@ def _token(path: Path) -> str:
     return token
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether a name or an address leads nowhere but to this machine."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
     except OSError:

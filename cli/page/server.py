@@ -1,0 +1,348 @@
+"""Serves the page: its files, the stream of what changes, and the login where there is a token.
+
+Files are read at the start, and nothing else of the machine can be asked for. All answers carry a policy for the
+browser that lets it load and run nothing but these files. A connection is worth little: there is a limit of them, one
+that asks for nothing is closed, and so is one that does not read.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from urllib.parse import parse_qs
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ...protocol.errors import ConfigurationError
+from .live import LiveJob
+from .sections import Looked, node_data
+
+MOST_CONNECTIONS = 128
+SILENT_S = 10.0  # a connection that has not asked for anything
+SLOW_S = 10.0  # one that does not read what it is sent
+SESSION_S = 12 * 3600.0
+MOST_SESSIONS = 64
+MOST_TRIES, TRIES_S = 5, 60.0  # wrong tokens, from all places together
+MOST_LOGIN_BYTES = 8192
+COOKIE = "midstep_page"
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class PagePlace(msgspec.Struct, frozen=True):
+    """Where the page is served. `token`: what a viewer has to bring; empty: nothing, and on this machine only."""
+
+    host: str
+    port: int
+    token: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def is_secure(self) -> bool:
+        """True when connections are encrypted."""
+        return bool(self.certificate)
+
+
+class Sessions:
+    """Viewers that have brought the token, by what their cookie says, and how often a wrong one was brought."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._until_s: dict[str, float] = {}
+        self._tries_s: list[float] = []
+
+    def open(self, token: str, now: float) -> str | None:
+        """Return the cookie of a new session, or None for a wrong token."""
+        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
+            self._tries_s.append(now)
+            return None
+        cookie = secrets.token_urlsafe(32)
+        while len(self._until_s) >= MOST_SESSIONS:
+            del self._until_s[next(iter(self._until_s))]
+        self._until_s[cookie] = now + SESSION_S
+        return cookie
+
+    def may_try(self, now: float) -> bool:
+        """Tell whether a token is looked at now."""
+        self._tries_s = [each for each in self._tries_s if now - each < TRIES_S]
+        return len(self._tries_s) < MOST_TRIES
+
+    def holds(self, cookie: str, now: float) -> bool:
+        """Tell whether a cookie is one of a session that lasts."""
+        return not self._token or self._until_s.get(cookie, 0.0) > now
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes connections beyond a limit, those that ask for nothing, and those that do not read."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, if there is room."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._slow: asyncio.TimerHandle | None = None
+        self._silent = self.loop.call_later(SILENT_S, self._abort_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget its limits."""
+        for limit in (getattr(self, "_silent", None), getattr(self, "_slow", None)):
+            if limit is not None:
+                limit.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Begin to wait for a reader."""
+        super().pause_writing()
+        if self._slow is None:
+            self._slow = self.loop.call_later(SLOW_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """End the wait."""
+        slow = getattr(self, "_slow", None)
+        if slow is not None:
+            slow.cancel()
+            self._slow = None
+        super().resume_writing()
+
+    def _abort_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+
+class Guard:
+    """Adds the headers to each answer, and refuses requests that call this server by another name."""
+
+    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+        """`names`: as which a browser may call it; empty: any, as a cookie is needed then."""
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        if scope["type"] == "http" and self._names and _host(scope) not in self._names:
+            refused = PlainTextResponse("This page is served under another name.\n", 421)
+            await refused(scope, receive, told)
+        else:
+            await self._app(scope, receive, told)
+
+
+def _host(scope: Scope) -> str:
+    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+class EventStream:
+    """Answers with the stream of what changes, until the viewer has gone."""
+
+    def __init__(self, page: "Page") -> None:
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events. It ends when the connection does, which `BoundedProtocol` sees to for one that does not read."""
+        if not self._page.admits(Request(scope)):
+            await PlainTextResponse("log in first\n", 401)(scope, receive, send)
+            return
+        with self._page.job.viewer() as viewer:
+            if viewer is None:
+                await PlainTextResponse("too many pages are open\n", 503)(scope, receive, send)
+                return
+            sending = asyncio.create_task(self._send(viewer.events(), send))
+            gone = asyncio.create_task(_gone(receive))
+            try:
+                await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (sending, gone):
+                    task.cancel()
+                await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _send(self, events: AsyncIterator[bytes], send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for data in events:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Page:
+    """Answers requests: the files, the stream, the login, and one node at a time."""
+
+    def __init__(self, job: LiveJob, place: PagePlace) -> None:
+        self.job, self._place = job, place
+        self._sessions = Sessions(place.token)
+        folder = resources.files(__package__) / "static"
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
+        routes = [
+            Route("/", self._index),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/events", EventStream(self)),
+            Route("/node", self._node),
+            Route("/static/{name}", self._static),
+        ]
+        names = frozenset() if self._place.token else frozenset({*LOOPBACK_NAMES, _in_address(self._place.host)})
+        return Guard(Starlette(routes=routes, lifespan=self._lifespan), names)
+
+    def admits(self, request: Request) -> bool:
+        """Tell whether a request comes with what a viewer has to bring."""
+        return self._sessions.holds(request.cookies.get(COOKIE, ""), time.monotonic())
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        looking = asyncio.create_task(self.job.run())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    async def _index(self, request: Request) -> Response:
+        return self._file("page.html") if self.admits(request) else RedirectResponse("/login", 303)
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return self._file(name) if name in self._files else PlainTextResponse("no such file\n", 404)
+
+    async def _node(self, request: Request) -> Response:
+        if not self.admits(request):
+            return PlainTextResponse("log in first\n", 401)
+        status = self.job.status
+        data = None if status is None else node_data(status, request.query_params.get("name", ""))
+        return JSONResponse(data, 404 if data is None else 200)
+
+    async def _login(self, request: Request) -> Response:
+        now = time.monotonic()
+        if request.method == "GET" or not self._place.token:
+            return self._file("login.html") if self._place.token else RedirectResponse("/", 303)
+        if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+            return PlainTextResponse("log in at the page itself\n", 403)
+        if not self._sessions.may_try(now):
+            return PlainTextResponse("too many wrong tokens: wait a minute\n", 429)
+        cookie = self._sessions.open(await _typed_token(request), now)
+        if cookie is None:
+            return self._file("refused.html", 403)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=self._place.is_secure
+        )
+        return answer
+
+    def _file(self, name: str, status: int = 200) -> Response:
+        kind = next(kind for suffix, kind in _TYPES.items() if name.endswith(suffix))
+        return Response(self._files[name], status, media_type=kind)
+
+
+async def _typed_token(request: Request) -> str:
+    """Return what was typed into the form; empty where it is none."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_LOGIN_BYTES:
+            return ""
+    return "".join(parse_qs(body.decode("utf-8", "replace"), max_num_fields=4).get("token", [])[:1]).strip()
+
+
+def listening(place: PagePlace) -> socket.socket:
+    """Return a socket that listens. Raises ConfigurationError."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+        listener.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"the page cannot be served at {_in_address(place.host)}:{place.port}: {error.strerror}. Choose another "
+            "--listen; with port 0 the system chooses one."
+        ) from error
+    return listener
+
+
+def address(place: PagePlace, listener: socket.socket) -> str:
+    """Return what a browser is to open."""
+    return f"http{'s' if place.is_secure else ''}://{_in_address(place.host)}:{listener.getsockname()[1]}/"
+
+
+def _in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class PageServer(uvicorn.Server):
+    """Ends the streams when it is to end, which do not end by themselves."""
+
+    def __init__(self, config: uvicorn.Config, job: LiveJob) -> None:
+        super().__init__(config)
+        self._job = job
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what is open, and serve no more."""
+        self._job.end()
+        await super().shutdown(sockets)
+
+
+def serve(
+    look: Callable[[], Looked], place: PagePlace, listener: socket.socket, until: threading.Event | None = None
+) -> None:
+    """Serve the page of a job until a signal ends it, or `until` is set."""
+
+    async def run() -> None:
+        job = LiveJob(look)
+        config = uvicorn.Config(
+            Page(job, place).app(),
+            http=BoundedProtocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=place.certificate or None,
+            ssl_keyfile=place.key or None,
+        )
+        serving = asyncio.create_task((server := PageServer(config, job)).serve(sockets=[listener]))
+        if until is not None:
+            await asyncio.to_thread(until.wait)
+            server.should_exit = True
+        await serving
+
+    asyncio.run(run())

@@ -1,0 +1,106 @@
+"""A page that is served in a thread, of a played job, and what asks for it."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+
+from midstep.cli.page import server
+from midstep.cli.page.sections import Looked
+from midstep.protocol.errors import MidstepError
+from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
+
+PATIENCE_S = 20.0
+TOKEN = "open sesame"
+
+
+def played(step: int = 7, name: str = "gpt") -> JobStatus:
+    """A job of one rank."""
+    return JobStatus(
+        job=name,
+        at_s=1000.0 + step,
+        phase="running",
+        generation=1,
+        term=1,
+        committed=step,
+        median_step_s=0.1,
+        ranks=(RankStatus(0, "node0", 4711, 1, "training", step, "computing"),),
+        nodes=(NodeStatus("node0", "a", "active", (0,)),),
+        budgets=(),
+        incidents=(),
+        ranks_asked=1,
+    )
+
+
+class Looks:
+    """A job that is a step further at each look; how often it was looked at."""
+
+    def __init__(self, padding: str = "") -> None:
+        self.times = 0
+        self.broken = ""
+        self._padding = padding
+
+    def __call__(self) -> Looked:
+        self.times += 1
+        if self.broken:
+            raise MidstepError(self.broken)
+        return Looked(played(self.times), policy=f"{self.times}{self._padding}")
+
+
+@contextmanager
+def serving(look: Callable[[], Looked], token: str = "") -> Iterator[int]:
+    """Serve a page in a thread; yield its port."""
+    place = server.PagePlace("127.0.0.1", 0, token)
+    listener = server.listening(place)
+    serves = threading.Thread(
+        target=server.serve, args=(look, place, listener), kwargs={"until": (ended := threading.Event())}
+    )
+    serves.start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        ended.set()
+        serves.join(PATIENCE_S)
+        listener.close()
+        assert not serves.is_alive()
+
+
+def get(port: int, path: str, method: str = "GET", body: str = "", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Ask, and return status, headers and body."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body or None, named)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+@contextmanager
+def watching(port: int, cookie: str = "") -> Iterator[http.client.HTTPResponse]:
+    """Open the stream of events."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+        connection.request("GET", "/events", headers={"Cookie": cookie} if cookie else {})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        yield answer
+
+
+def heard(stream: http.client.HTTPResponse, name: str) -> dict[str, object]:
+    """Wait for an event, and return its data."""
+    while True:
+        line = stream.readline().decode().strip()
+        if line == f"event: {name}":
+            told: dict[str, object] = json.loads(stream.readline().decode().removeprefix("data: "))
+            return told
+
+
+def ends(connection: socket.socket) -> bool:
+    """Whether the other end has closed a connection: it would have more to say without end."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    with suppress(ConnectionResetError):
+        while connection.recv(1 << 20):
+            if time.monotonic() > deadline_s:
+                return False
+    return True

@@ -1,0 +1,160 @@
+"""The page is served to those who may see it, and costs one look, however many watch."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import midstep.cli.page
+from midstep.cli.main import main
+from midstep.cli.page import live, server
+
+from .served_page import TOKEN, Looks, get, heard, serving, watching
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+def port(looks: Looks) -> Iterator[int]:
+    with serving(looks) as port:
+        yield port
+
+
+def test_a_viewer_hears_all_parts_and_then_what_changes(port: int) -> None:
+    with watching(port) as stream:
+        assert heard(stream, "head")["job"] == "gpt"
+        assert heard(stream, "world")["asked"] == 1
+        first = heard(stream, "beat")["top"]
+        assert heard(stream, "beat")["top"] != first
+
+
+def test_however_many_watch_it_is_looked_once_a_second_and_never_while_nobody_does(looks: Looks, port: int) -> None:
+    time.sleep(1.5)
+    assert looks.times == 0
+    with watching(port) as one, watching(port) as other, watching(port) as third:
+        began_s = time.monotonic()
+        before = looks.times
+        for stream in (one, other, third, one, other, third):
+            heard(stream, "beat")
+        time.sleep(1.0)
+        assert looks.times - before <= time.monotonic() - began_s + 2
+    time.sleep(2.5)
+    before = looks.times
+    time.sleep(1.5)
+    assert looks.times == before
+
+
+def test_a_job_of_which_nothing_can_be_read_is_told_and_found_again(
+    looks: Looks, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "IN_JOURNAL_S", 0.2)
+    with watching(port) as stream:
+        heard(stream, "beat")
+        looks.broken = "the journal is gone"
+        while heard(stream, "head")["asks"] != ["the journal is gone"]:
+            pass
+        looks.broken = ""
+        while heard(stream, "head")["mood"] != "training":
+            pass
+
+
+def test_every_answer_forbids_the_browser_what_the_page_does_not_need(port: int) -> None:
+    for path in ("/", "/static/page.js", "/nothing", "/node?name=x"):
+        _, headers, _ = get(port, path)
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_asks_no_other_host_and_holds_nothing_inline() -> None:
+    """A cluster without internet shows it, and a text of a user is never markup."""
+    folder = Path(server.__file__).parent / "static"
+    for file in folder.iterdir():
+        text = file.read_text()
+        assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), file.name
+        assert not any(
+            word in text for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "document.write")
+        )
+        if file.suffix == ".html":
+            assert "style=" not in text
+            assert "<style" not in text
+            assert " on" not in "".join(part for part in text.split("<") if "=" in part).replace(" one", "")
+            assert all(part.startswith(' type="module" src="/static/') for part in text.split("<script")[1:])
+
+
+def test_nothing_can_be_changed(port: int) -> None:
+    for path in ("/", "/node", "/static/page.js"):
+        assert get(port, path, "POST", "x")[0] == 405
+
+
+def test_a_node_is_told_closer(port: int) -> None:
+    with watching(port) as stream:
+        heard(stream, "beat")
+    status, _, body = get(port, "/node?name=node0")
+    assert status == 200
+    assert json.loads(body)["of_ranks"][0]["pid"] == 4711
+    assert get(port, "/node?name=node9")[0] == 404
+
+
+def test_with_a_token_nothing_is_told_before_it_was_brought() -> None:
+    with serving(Looks(), TOKEN) as port:
+        assert get(port, "/")[1]["location"] == "/login"
+        assert get(port, "/events")[0] == 401
+        assert get(port, "/node?name=node0")[0] == 401
+        assert get(port, "/login", "POST", "token=wrong")[0] == 403
+        assert get(port, "/login", "POST", "token=open+sesame", Sec_Fetch_Site="cross-site")[0] == 403
+        status, headers, _ = get(port, "/login", "POST", "token=open+sesame")
+        assert status == 303
+        assert "HttpOnly" in headers["set-cookie"]
+        assert "SameSite=strict" in headers["set-cookie"]
+        with watching(port, headers["set-cookie"].partition(";")[0]) as stream:
+            assert heard(stream, "head")["job"] == "gpt"
+
+
+def test_there_is_a_limit_of_viewers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_VIEWERS", 1)
+    with watching(port):
+        assert get(port, "/events")[0] == 503
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--listen", "0.0.0.0:0"], "others than this machine would read the page"),
+        (["--listen", "nowhere"], "write HOST:PORT"),
+        (["--tls-key", "/dev/null"], "go together"),
+        (["--listen", "127.0.0.1:0", "nothing-of-that-name"], "nothing-of-that-name"),
+    ],
+)
+def test_what_is_not_safe_or_not_there_is_refused(
+    options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTEP_HOME", str(tmp_path))
+    done = CliRunner().invoke(main, ["page", *options])
+    assert done.exit_code == 1
+    assert says in done.output
+
+
+def test_a_token_without_tls_is_not_sent_over_the_network(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    done = CliRunner().invoke(main, ["page", "--listen", "0.0.0.0:0", "--viewers-token-file", str(token)])
+    assert "--tls-certificate" in done.output
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(midstep.cli.page, "server")
+    monkeypatch.delitem(sys.modules, "midstep.cli.page.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = CliRunner().invoke(main, ["page"])
+    assert "pip install 'midstep[operator]'" in done.output
