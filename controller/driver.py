@@ -32,6 +32,7 @@ from ..protocol.messages import (
     NodeWords,
     PlatformJoined,
 )
+from ..protocol.notifications import WebhookStatus
 from ..protocol.rank_logs import in_lines
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .clock import said_at, stamped
@@ -49,8 +50,10 @@ from .keepalive import KeepAlive
 from .learned import Learned
 from .liveness import Liveness, ProgressBoard
 from .metrics import Observation
+from .notifications import NoticeBook
 from .recovery.events import (
     Action,
+    ConditionChanged,
     ControllerStarted,
     DeadlinePassed,
     Event,
@@ -59,6 +62,7 @@ from .recovery.events import (
     HoldEnded,
     Log,
     NodeReturned,
+    NoticeSettled,
     Send,
     StopRequested,
 )
@@ -69,6 +73,7 @@ from .wire import Arrival, Wire
 
 BATCH_LIMIT = 1000  # events in one transaction
 DRAIN_S = 2.0  # after the end of the job: for its last words to arrive
+NOTICES_S = 30.0  # after the end of the job: for webhooks to take what they are owed
 LONGEST_SLEEP_S = 0.5  # a quarter of a lease: signs of life come from the loop
 BEATS_SPACING_S = 0.005  # between turns that have nothing but heartbeats: those of hundreds of nodes are taken together
 DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
@@ -78,6 +83,7 @@ MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 _NODE_PREFIX = node_address("")
 
 Answer = Callable[[Reply], None]
+News = NodeGoing | NodeStaying | NodeRefused | PlatformJoined | ConditionChanged | NoticeSettled
 
 _log = logging.getLogger(__name__)
 
@@ -208,6 +214,8 @@ class Driver:
         self._numbers, self._signalled = 0, False
         self._finish: Finish | None = None
         self._drain_until_s = self._deadline_not_before_s = self._turned_s = self._look_not_before_s = 0.0
+        self._result: JobResult | None = None  # to be written when notices of the end have been told
+        self.webhooks: Callable[[], tuple[WebhookStatus, ...]] = tuple
         self._waiting = Waiting((wire.fileno(), control.fileno()))
 
     async def run(self) -> int:
@@ -223,6 +231,7 @@ class Driver:
                 waiting.begin()
                 self.turn()
                 if self._finish is not None and self._has_drained():
+                    self._write_result()
                     self._upkeep.conclude()
                     return self._finish.exit_code
                 if self._is_busy():
@@ -245,8 +254,8 @@ class Driver:
         else:
             answer(refused)
 
-    def tell(self, news: NodeGoing | NodeStaying | NodeRefused | PlatformJoined) -> None:
-        """Take in what was learned of a node beside the wire. In the loop's thread."""
+    def tell(self, news: News) -> None:
+        """Take in what was learned beside the wire. In the loop's thread."""
         self._pend(news)
 
     def begin(self) -> None:
@@ -309,7 +318,16 @@ class Driver:
             holding=self._liveness.holding(now),
             controllers=controllers,
             failover_paused_until_s=paused_until_s,
+            webhooks=self.webhooks(),
         )
+
+    def notices(self) -> NoticeBook:
+        """Return which notices are owed to webhooks. For the loop's thread."""
+        return self._learned.notices
+
+    def now(self) -> float:
+        """Return the time on the job's clock. For any thread."""
+        return self._clock.now()
 
     def observation(self) -> Observation:
         """Return how the job stands, for its numbers. Cheaper than a status, and for the loop's thread only."""
@@ -450,7 +468,16 @@ class Driver:
     def _conclude(self, finish: Finish, now: float) -> None:
         self._drain_until_s = now + DRAIN_S
         _log.info("the job is over, exit code %d: %s", finish.exit_code, finish.reason)
-        result = JobResult(self._journal.founding.job.job, finish.exit_code, finish.reason, self._journal.term, now)
+        job = self._journal.founding.job.job
+        self._result = JobResult(job, finish.exit_code, finish.reason, self._journal.term, now)
+        if not self._learned.notices.owed:
+            self._write_result()
+
+    def _write_result(self) -> None:
+        """Say that the job is over, once: a controller that is killed before has another one after it."""
+        result, self._result = self._result, None
+        if result is None:
+            return
         try:
             write_result(self._job_directory, result)
         except MidstepError:
@@ -458,6 +485,8 @@ class Driver:
 
     def _has_drained(self) -> bool:
         if self._pending and self._trouble.error is None:
+            return False
+        if self._learned.notices.owed and self._clock.now() < self._drain_until_s - DRAIN_S + NOTICES_S:
             return False
         return self._wire.next_due() is None or self._clock.now() >= self._drain_until_s
 

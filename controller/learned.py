@@ -8,6 +8,7 @@ import msgspec
 from ..protocol.errors import JournalError, SnapshotUnreadable
 from .enrolment import EnrolmentBook
 from .liveness import Liveness, Watch
+from .notifications import NoticeBook
 from .recovery.events import Action, Event, Finish, Send, StopRequested
 from .recovery.machine import Machine
 from .routes import Routes
@@ -28,6 +29,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish: Finish | None
     stop_requested: bool
     times: TimeAccount = msgspec.field(default_factory=TimeAccount)
+    notices: NoticeBook = msgspec.field(default_factory=NoticeBook)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -35,7 +37,7 @@ _decode = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class Learned:
-    """Machine, routes, liveness, admitted nodes and time of one controller, taught by the same events."""
+    """Machine, routes, liveness, admitted nodes, time and notices of one controller, taught by the same events."""
 
     def __init__(
         self, machine: Machine, routes: Routes, liveness: Liveness, enrolments: EnrolmentBook | None = None
@@ -49,6 +51,7 @@ class Learned:
         self.stop_requested = False
         self.at_s = 0.0
         self.times = TimeAccount()
+        self.notices = NoticeBook()
 
     def take(self, event: Event, at_s: float) -> list[Action]:
         """Learn from an event and from what the machine makes of it; the same in a replay as when it happens."""
@@ -58,6 +61,7 @@ class Learned:
         self.routes.learn(event, actions)
         self.liveness.learn(event, at_s)
         self.times.follow(self.machine.state, event, at_s)
+        self.notices.follow(self.machine.state, event, at_s)
         self.enrolments.learn(event, at_s)
         for action in actions:
             if isinstance(action, Finish):
@@ -74,8 +78,9 @@ class Learned:
         try:
             machine, routes, watch = self.machine.memory(), self.routes.learned(), self.liveness.learned()
             enrolments, finish, stop_requested = self.enrolments, self.finish, self.stop_requested
+            folds = self.times, self.notices
             return _encode(
-                Snapshot(FORMAT, self.at_s, machine, routes, watch, enrolments, finish, stop_requested, self.times)
+                Snapshot(FORMAT, self.at_s, machine, routes, watch, enrolments, finish, stop_requested, *folds)
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise JournalError(f"no snapshot can be written: {error}. Report this, with the journal.") from error
@@ -87,7 +92,7 @@ class Learned:
         self.routes.restore(snapshot.routes)
         self.liveness.restore(snapshot.watch, snapshot.at_s)
         self.enrolments.restore(snapshot.enrolments)
-        self.times = snapshot.times
+        self.times, self.notices = snapshot.times, snapshot.notices
         self.finish, self.stop_requested, self.at_s = snapshot.finish, snapshot.stop_requested, snapshot.at_s
 
 

@@ -30,6 +30,7 @@ from .election.file_election import LEASE_S
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
 from .endpoints.local_sockets import DETECTORS_SOCKET, ControlServer, LineServer, socket_path
 from .endpoints.metrics_server import MetricsPlace, open_metrics
+from .endpoints.notifier import Notifier
 from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
 from .enroller import HostsWire, open_wire
@@ -215,8 +216,15 @@ def _beside(
     job, policy = founding.job, founding.policy
     driver, wire = driven
     among = place_among_roles(job.environment) if policy.node.with_roles else None
+    notifier = None
+    if policy.notify.webhooks:
+        notifier = Notifier(
+            job, policy, observe=driver.observation, book=driver.notices, tell=driver.tell, now=driver.now
+        )
+        driver.webhooks = notifier.webhooks
     return {
         **_relaunching(founding, driver, wire),
+        "nobody was notified": notifier,
         "machines that other roles leave were not left": None
         if among is None
         else SharedMachines(among, driver.status, driver.tell),

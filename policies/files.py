@@ -9,7 +9,7 @@ from ..protocol.plain_yaml import write_yaml
 from .code_files import load_codes, with_codes_spelled_out
 from .reading import problems_of
 from .rules import broken_rules
-from .schema import Policy
+from .schema import Policy, WebhookPolicy
 from .scripted_roles import JobOfRoles, PlannedRole, is_job_of_roles, parse_roles
 from .yaml_text import MAX_FILE_BYTES, read_text, read_tree, refuse
 
@@ -55,7 +55,16 @@ def _with_its_files(policy: Policy, path: Path) -> Policy:
         codes = {**load_codes(path.parent / faults.codes_file), **faults.codes}
         faults = msgspec.structs.replace(faults, codes=codes, codes_file=None)
     sources = tuple(str((path.parent / source).absolute()) for source in faults.sources)
-    return msgspec.structs.replace(policy, faults=msgspec.structs.replace(faults, sources=sources))
+    notify = msgspec.structs.replace(
+        policy.notify, webhooks=tuple(_webhook_placed(each, path) for each in policy.notify.webhooks)
+    )
+    return msgspec.structs.replace(policy, faults=msgspec.structs.replace(faults, sources=sources), notify=notify)
+
+
+def _webhook_placed(webhook: WebhookPolicy, path: Path) -> WebhookPolicy:
+    header = None if webhook.header_file is None else str((path.parent / webhook.header_file).absolute())
+    url = str((path.parent / webhook.url_file).absolute())
+    return msgspec.structs.replace(webhook, url_file=url, header_file=header)
 
 
 def parse_policy(text: str, source: str) -> Policy:

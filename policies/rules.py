@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.faults import OF_JOB, ExceptionPattern
+from ..protocol.notifications import NoticeKind
 from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
@@ -19,6 +20,8 @@ from .reading import Problem
 from .schema import AgentPolicy, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
+MOST_WEBHOOKS = 8
+WEBHOOK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -33,7 +36,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
     problems += exception_problems(policy.exceptions) + _hook_problems(
         policy.on_node_relaunch, brings=policy.node.relaunch_brings
     )
-    return problems + kind_problems(policy.faults.codes, "faults.codes")
+    return problems + _notify_problems(policy) + kind_problems(policy.faults.codes, "faults.codes")
 
 
 def advice(policy: Policy) -> tuple[str, ...]:
@@ -100,6 +103,31 @@ def _hook_problems(command: str | None, *, brings: bool) -> list[Problem]:
     except ValueError as error:
         return [Problem("on_node_relaunch", f"{error}; allowed: a command, quoted as for a shell")]
     return [] if words else [Problem("on_node_relaunch", "found an empty command; allowed: a command, or null")]
+
+
+def _notify_problems(policy: Policy) -> list[Problem]:
+    webhooks, problems = policy.notify.webhooks, list[Problem]()
+    if len(webhooks) > MOST_WEBHOOKS:
+        problems.append(Problem("notify.webhooks", f"found {len(webhooks)}; allowed: up to {MOST_WEBHOOKS}"))
+    names: dict[str, int] = {}
+    for index, each in enumerate(webhooks):
+        key = f"notify.webhooks[{index}]"
+        if not WEBHOOK_NAME.fullmatch(each.name):
+            allowed = "up to 32 lower-case letters, digits, - and _, of which the first is a letter"
+            problems.append(Problem(f"{key}.name", f"found the text {each.name[:64]!r}; allowed: {allowed}"))
+        elif each.name in names:
+            problems.append(Problem(f"{key}.name", f"{each.name} is the name of notify.webhooks[{names[each.name]}]"))
+        names.setdefault(each.name, index)
+        for field, path in (("url_file", each.url_file), ("header_file", each.header_file)):
+            if path is not None and not path.strip():
+                problems.append(Problem(f"{key}.{field}", "empty; allowed: the path of a file"))
+        if not each.events:
+            allowed = ", ".join(NoticeKind)
+            problems.append(Problem(f"{key}.events", f"empty; allowed: {allowed}; leave the key out for all of them"))
+    if policy.notify.checkpoint_age_s is not None and (policy.script_writes or not policy.checkpoint.every_steps):
+        why = "checkpoints are written by the script" if policy.script_writes else "checkpoint.every_steps is 0"
+        problems.append(Problem("notify.checkpoint_age_s", f"needs checkpoints that midstep writes, and {why}"))
+    return problems
 
 
 def kind_problems(codes: Mapping[str, CodeRule], key: str) -> list[Problem]:

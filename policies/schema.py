@@ -14,6 +14,7 @@ import msgspec
 from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_names
 from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
+from ..protocol.notifications import NoticeKind
 from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
@@ -32,6 +33,10 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+PartOf = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+AgainSeconds = Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)]
 
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 
@@ -251,6 +256,41 @@ class IncidentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_attempts: Count = 8
 
 
+class WebhookShape(StrEnum):
+    """The JSON that a webhook gets."""
+
+    SLACK = "slack"  # {"text": ...}, which Slack, Mattermost, Rocket.Chat and others take
+    PLAIN = "plain"  # an object with the fields of the notice
+
+
+class WebhookPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One place that hears of `events`. Its URL, and a header such as `Authorization: ...`, are in files of mode 600.
+
+    The controllers read the files at each try, so that neither is ever in a journal, status or log.
+    """
+
+    name: str
+    url_file: str
+    header_file: str | None = None
+    shape: WebhookShape = WebhookShape.PLAIN
+    events: tuple[NoticeKind, ...] = tuple(NoticeKind)
+
+
+class NotifyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The webhooks, and from when on they hear of something; of the same again after `again_s` at the earliest.
+
+    None: they do not hear of an old checkpoint, or of a low goodput of the last hour.
+    """
+
+    webhooks: tuple[WebhookPolicy, ...] = ()
+    asked_after_s: Seconds = 600.0
+    budget_share: PartOf = 0.8
+    unguarded_s: Seconds = 30.0
+    checkpoint_age_s: Seconds | None = None
+    goodput_under: PartOf | None = None
+    again_s: AgainSeconds = 3600.0
+
+
 DEFAULT_LADDER = (
     RungPolicy(Rung.RETRY_STEP, attempts=3, budget=Budget(per_job=30)),
     RungPolicy(Rung.RECOVER_IN_PLACE, attempts=3, budget=Budget(per_rank=3, per_node=6, per_job=30)),
@@ -289,6 +329,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         False  # of what fits no pattern, the process is kept, and the step is repeated once
     )
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
+    notify: NotifyPolicy = NotifyPolicy()
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""

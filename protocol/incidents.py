@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from .compat import StrEnum
+from .notifications import WebhookStatus
 from .reports import PreparedProcesses
 from .time_spent import TimeSpent
 from .types import Decision, FaultReport, RestoreSource, Rung
@@ -227,3 +228,4 @@ class JobStatus(msgspec.Struct, frozen=True):
     failover_paused_until_s: float = 0.0  # until then no standby takes over; 0: failover is on
     time: TimeSpent | None = None  # since the job began
     time_lately: tuple[TimeSpent, ...] = ()  # of the last hour, day and 30 days, as far as the job is longer
+    webhooks: tuple[WebhookStatus, ...] = ()  # those that are told of the job

@@ -11,11 +11,12 @@ import os
 import stat
 from pathlib import Path
 
-from .errors import ForeignFile
+from .errors import ConfigurationError, ForeignFile
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_MOST_SECRET_BYTES = 4096
 _REMEDY = "it names what is connected to. Look at the job as the user who runs it"
 
 
@@ -59,6 +60,28 @@ def replace_file(path: Path, data: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):  # a file system that takes no draft takes no removal of one either
             draft.unlink()
+
+
+def read_secret(path: Path) -> str:
+    """Return the text of a file that no other user can read, without blanks around it.
+
+    Raises ConfigurationError: it cannot be read, others can read or write it, or it is empty. A link is followed, as
+    that is how Kubernetes puts a secret into a folder.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigurationError(f"{path} is no regular file.")
+            if status.st_mode & (WRITABLE_BY_OTHERS | stat.S_IRGRP | stat.S_IROTH):
+                raise ConfigurationError(f"{path}: others can read or write this file. Make it yours alone: chmod 600.")
+            text = file.read(_MOST_SECRET_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = "it is not ASCII text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigurationError(f"{path}: nothing can be read from it: {why}.") from error
+    if not text:
+        raise ConfigurationError(f"{path}: it is empty.")
+    return text
 
 
 def read_own_file(path: Path) -> bytes:

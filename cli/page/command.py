@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
-from ...controller.endpoints.metrics_server import is_loopback, secret_in
+from ...controller.endpoints.metrics_server import is_loopback
 from ...launch.job import POLICY_NAME
 from ...launch.reached_job import HereJob, ReachedJob, look, reached
 from ...policies.files import load_policy, render
 from ...processor.checkpoints.entries import look_into
 from ...processor.checkpoints.files import step_directory
 from ...protocol.errors import CheckpointError, ConfigurationError, MidstepError
+from ...protocol.private_files import read_secret
 from ..display.plain import echo, log_to_stderr
 from ..frame import Command, operator_options
 from .sections import Checkpoint, Looked
@@ -81,7 +82,7 @@ def page(
         ) from error
     log_to_stderr(logging.WARNING, "midstep page: %(message)s")
     host, port = _host_and_port(listen)
-    token = "" if viewers_token_file is None else secret_in(viewers_token_file)
+    token = "" if viewers_token_file is None else read_secret(viewers_token_file)
     _require_safe(listen, host, token, tls_certificate, tls_key)
     look_at = looker(reached(job, controller, token_file))
     first = look_at()  # a wrong name or token is said now, and not to a browser

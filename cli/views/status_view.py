@@ -37,7 +37,7 @@ _RESTARTS = 5
 def status_view(status: JobStatus) -> RenderableType:
     """Return the status as text; the first line is what the job is doing."""
     parts: list[RenderableType] = [job_line(status), _figures(status), *time_line(status), summary_line(status)]
-    parts += [*controller_lines(status), *hold_lines(status)]
+    parts += [*controller_lines(status), *hold_lines(status), *webhook_lines(status)]
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes), *imports_lines(status.nodes)))
     if status.faults:
@@ -56,6 +56,18 @@ def status_view(status: JobStatus) -> RenderableType:
         counted = ", ".join(f"{cell(reason)}: {count}" for reason, count in sorted(status.refused.items()))
         parts.append(Text(f"messages refused: {counted}", style="yellow"))
     return Group(*parts)
+
+
+def webhook_lines(status: JobStatus) -> list[Text]:
+    """Return a line for each webhook that does not take what is for it."""
+    failing = [each for each in status.webhooks if each.trouble]
+    return [
+        Text(
+            f"webhook {cell(each.name)}: {one_line(each.trouble)}; {count_text(each.waiting, 'notice')} waiting",
+            style="bold yellow",
+        )
+        for each in failing
+    ]
 
 
 def _figures(status: JobStatus) -> Text:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.private_files import WRITABLE_BY_OTHERS, replace_file
+from ...protocol.private_files import read_secret, replace_file
 from ..metrics import METRICS, MetricKind, MetricsBook, MetricsSnapshot, Observation, publish_every_s
 
 PATH = "/metrics"
@@ -28,7 +28,6 @@ MOST_AT_ONCE = 8
 CONNECTION_S = 10.0  # from the first byte of a request to the last one of the answer
 RETRY_S = 5.0  # where another process, a frozen leader perhaps, still has the port
 ENDPOINT_NAME = "metrics.endpoint"
-_MOST_TOKEN_BYTES = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -53,26 +52,13 @@ def metrics_place(listen: str, token_file: Path | None) -> MetricsPlace:
         raise ConfigurationError(
             f"--metrics-listen needs prometheus_client ({error}): pip install 'midstep[operator]'."
         ) from error
-    token = "" if token_file is None else secret_in(token_file)
+    token = "" if token_file is None else read_secret(token_file)
     if not token and not is_loopback(host):
         raise ConfigurationError(
             f"--metrics-listen {listen}: others than this machine would read the job's numbers. Listen at 127.0.0.1, "
             "or give --metrics-token-file, whose content a scraper has to bring."
         )
     return MetricsPlace(host, int(port), token)
-
-
-def secret_in(path: Path) -> str:
-    """Return the token in a file that is its owner's alone. Raises ConfigurationError."""
-    try:
-        if path.stat().st_mode & (WRITABLE_BY_OTHERS | 0o044):
-            raise ConfigurationError(f"{path}: others can read or write this file. Make it yours alone: chmod 600.")
-        token = path.read_bytes()[:_MOST_TOKEN_BYTES].decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: no token can be read from it: {error}.") from error
-    if not token:
-        raise ConfigurationError(f"{path}: it is empty; write a token into it, as `openssl rand -hex 32` makes one.")
-    return token
 
 
 def is_loopback(host: str) -> bool:

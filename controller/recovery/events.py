@@ -8,6 +8,7 @@ the event that caused them is durable.
 import msgspec
 
 from ...protocol.messages import Command, NodeEnrolled, Report
+from ...protocol.notifications import Notice
 from ...protocol.types import ArmedFault
 
 
@@ -65,6 +66,21 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
     insist: bool = True
 
 
+class ConditionChanged(msgspec.Struct, frozen=True, tag=True):
+    """Something that people are told of has begun, and `notice` is to be told; or it is over, or not so (None)."""
+
+    key: str
+    notice: Notice | None = None
+
+
+class NoticeSettled(msgspec.Struct, frozen=True, tag=True):
+    """A webhook has got a notice, or no more tries are made."""
+
+    id: str
+    webhook: str
+    delivered: bool
+
+
 Event = (
     Report
     | NodeEnrolled
@@ -75,6 +91,8 @@ Event = (
     | NodeReturned
     | HoldEnded
     | StopRequested
+    | ConditionChanged
+    | NoticeSettled
 )
 
 

@@ -64,6 +64,14 @@ def test_the_default_config_is_the_default_policy_and_names_every_key() -> None:
     assert keys_in(yaml.safe_load(path.read_text())) == keys_in(msgspec.to_builtins(default_policy()))
 
 
+def test_files_of_webhooks_are_found_from_the_policy(tmp_path: Path) -> None:
+    """Nothing is read from them, as they may lie on the controllers' machines only."""
+    path = tmp_path / "job.yaml"
+    path.write_text("notify: {webhooks: [{name: a, url_file: keys/url, header_file: /etc/header}]}")
+    (webhook,) = load_policy(path).notify.webhooks
+    assert (webhook.url_file, webhook.header_file) == (str(tmp_path / "keys" / "url"), "/etc/header")
+
+
 def test_the_demo_config_has_the_ladder_and_checkpoints_that_the_demo_is_about() -> None:
     (path,) = [path for path in CONFIGS if path.name == "demo.yaml"]
     policy = load_policy(path)
@@ -117,6 +125,36 @@ def test_a_file_changes_only_what_it_names() -> None:
             "communicator: {collective_s: 1}",
             "job.yaml: communicator.collective_s: found 1; allowed: above stall",
         ),
+        ("notify: {webhooks: [{name: a}]}", "job.yaml: notify.webhooks[0].url_file: missing; allowed: a text"),
+        (
+            "notify: {webhooks: [{name: On Call, url_file: u}]}",
+            "job.yaml: notify.webhooks[0].name: found the text 'On Call'; allowed: up to 32 lower-case letters",
+        ),
+        (
+            "notify: {webhooks: [{name: a, url_file: u}, {name: a, url_file: v}]}",
+            "job.yaml: notify.webhooks[1].name: a is the name of notify.webhooks[0]",
+        ),
+        (
+            "notify: {webhooks: [{name: a, url_file: u, events: [budgets]}]}",
+            "job.yaml: notify.webhooks[0].events[0]: found the text 'budgets'; allowed: asked, budget",
+        ),
+        (
+            "notify: {webhooks: [{name: a, url_file: u, events: []}]}",
+            "job.yaml: notify.webhooks[0].events: empty; allowed: asked, budget, no_spare",
+        ),
+        (
+            "notify: {webhooks: [{name: a, url_file: ' '}]}",
+            "job.yaml: notify.webhooks[0].url_file: empty; allowed: the path of a file",
+        ),
+        (
+            f"notify: {{webhooks: [{', '.join(f'{{name: h{n}, url_file: u}}' for n in range(9))}]}}",
+            "job.yaml: notify.webhooks: found 9; allowed: up to 8",
+        ),
+        (
+            "{notify: {checkpoint_age_s: 60}, checkpoint: {every_steps: 0}}",
+            "job.yaml: notify.checkpoint_age_s: needs checkpoints that midstep writes, and checkpoint.every_steps is 0",
+        ),
+        ("notify: {budget_share: 0}", "job.yaml: notify.budget_share: found 0; allowed: a number above 0 and at most"),
         (
             "agent: {spare_s: 5}",
             "job.yaml: agent.spare_s: found 5; allowed: above deadlines.nodes_s, which is 270",
