@@ -66,7 +66,7 @@ class NoticeBook:
         elif isinstance(event, ConditionChanged):
             self._change(policy, event, now)
         phase = state.phase
-        if phase in _TRAINING or phase is Phase.ENDED:
+        if phase in _TRAINING or phase is Phase.ENDED or _may_train(state, phase):
             self.idle_since_s = None
         elif self.idle_since_s is None:
             self.idle_since_s = now
@@ -178,6 +178,11 @@ def _holding(
     if policy.goodput_under is not None and goodput is not None and goodput < policy.goodput_under:
         text = f"only {100 * goodput:.1f} % of the last hour were training"
         yield _notice(NoticeKind.GOODPUT_LOW, "", f"{text}. `midstep report` ends with where the time went", now)
+
+
+def _may_train(state: JobState, phase: Phase) -> bool:
+    """Return whether all ranks of a script live that has not called midstep, and may never do."""
+    return phase is Phase.STARTING and not state.ever_resilient and len(state.world.pids()) == state.world.size
 
 
 def _for_people(state: JobState) -> list[FaultReport]:

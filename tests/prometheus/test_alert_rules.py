@@ -37,7 +37,8 @@ COURSES = {
         {
             'midstep_phase{phase="running"}': "1x5 0x20 1x20",
             'midstep_phase{phase="pausing"}': "0x45",
-            'midstep_phase{phase="waiting"}': "0x5 1x20 0x20",
+            'midstep_phase{phase="starting"}': "0x5 1x20 0x20",
+            'midstep_goodput_ratio{window="job"}': "0.5x45",
         },
         12,
         18,
@@ -116,6 +117,14 @@ def checked(name: str, course: Course, tmp_path: Path) -> subprocess.CompletedPr
 @pytest.mark.parametrize("name", sorted(COURSES))
 def test_an_alert_fires_when_it_should_and_clears(name: str, tmp_path: Path) -> None:
     done = checked(name, COURSES[name], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_script_that_never_calls_midstep_is_no_reason_for_an_alert(tmp_path: Path) -> None:
+    """It is starting for as long as it lives. While it waits for nodes, that is one."""
+    phases = {"running": "0x60", "starting": "1x20 0x20 1x20", "waiting": "0x20 1x20 0x20"}
+    series = {f'midstep_phase{{phase="{phase}"}}': values for phase, values in phases.items()}
+    done = checked("MidstepNotTraining", Course(series, silent=19, fires=35, clear=50), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -112,7 +113,11 @@ def job(tmp_path: Path, prometheus: Prometheus, target: int) -> Iterator[Path]:
     """A job of one node and a spare, whose script does nothing; its directory."""
     prometheus.until(fires="MidstepNoController")
     directory = tmp_path / "job"
-    options = ["--metrics-listen", f"127.0.0.1:{target}", "--spares", "1", "--fixed-nodes", "--no-python"]
+    policy = tmp_path / "policy.yaml"
+    budget = {"rung": "reschedule_pod", "attempts": 1, "budget": {"per_job": 1, "window_s": 20.0}}
+    policy.write_text(yaml.safe_dump({"ladder": [budget, {"rung": "stop"}]}))
+    options = ["--metrics-listen", f"127.0.0.1:{target}", "--policy", str(policy), "--max-restarts", "1"]
+    options += ["--spares", "1", "--fixed-nodes", "--no-python"]
     with (tmp_path / "output").open("wb") as output:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "midstep.cli.main", "run", "--job-dir", str(directory), *options, "sleep", "600"],
@@ -133,21 +138,32 @@ def midstep(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
 
+def status(job: Path) -> dict[str, Any]:
+    """How the job stands."""
+    told: dict[str, Any] = json.loads(midstep("status", str(job), "--json"))
+    return told
+
+
 def spares(job: Path) -> list[str]:
     """The spare nodes of the job."""
-    nodes = json.loads(midstep("status", str(job), "--json"))["nodes"]
-    return [node["node"] for node in nodes if node["state"] == "spare"]
+    return [node["node"] for node in status(job)["nodes"] if node["state"] == "spare"]
 
 
 def test_alerts_fire_when_the_job_is_short_of_something_and_clear_afterwards(prometheus: Prometheus, job: Path) -> None:
-    """Without a job there is no controller; a job has one; its spare node dies; the job ends."""
-    prometheus.until(clear="MidstepNoController")
+    """Without a job there is no controller; a job has one; its budget is spent; its spare node dies; the job ends.
+
+    As long as the job waits for its nodes nothing is trained.
+    """
+    prometheus.until(clear="MidstepNoController", fires="MidstepNotTraining")
     deadline_s = time.monotonic() + PATIENCE_S
     while not (there := spares(job)):
         assert time.monotonic() < deadline_s, "no spare node has come"
         time.sleep(0.5)
     time.sleep(3.0)  # until the spare has been scraped: only one that was there can be missed
-    prometheus.until(clear="MidstepNoSpare")
+    prometheus.until(clear="MidstepNotTraining")
+    os.kill(status(job)["ranks"][0]["pid"], signal.SIGKILL)
+    prometheus.until(fires="MidstepBudgetNearlySpent", clear="MidstepNoSpare")
+    prometheus.until(clear="MidstepBudgetNearlySpent")  # its window is over
     midstep("inject", str(job), "--node", there[0])
     prometheus.until(fires="MidstepNoSpare", clear="MidstepNoController")
     midstep("stop", str(job))

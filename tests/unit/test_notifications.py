@@ -16,6 +16,7 @@ from midstep.controller.liveness import Liveness
 from midstep.controller.metrics import Observation
 from midstep.controller.notifications import MOST_OWED, NewestCheckpoint, NoticeBook, changes, duration_text
 from midstep.controller.recovery.events import ConditionChanged, ControllerStarted, NoticeSettled, StopRequested
+from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
 from midstep.policies.schema import NotifyPolicy, Policy, WebhookPolicy
 from midstep.protocol.messages import NodeLost
@@ -138,6 +139,18 @@ def test_a_person_is_asked_when_nothing_is_trained_for_long() -> None:
     cluster.start()
     cluster.look()
     assert cluster.book.standing["asked:training"] is False
+
+
+def test_a_script_that_never_calls_midstep_is_no_reason_to_ask() -> None:
+    """Its ranks are starting for as long as they live."""
+    cluster = ToldCluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.feed(cluster.node(name))
+    for rank in range(4):
+        cluster.feed(cluster.started(rank))
+    cluster.expect(Phase.STARTING)
+    cluster.now += 86_400.0
+    assert cluster.look() == []
 
 
 def test_a_person_is_asked_to_look_at_a_device_that_was_separated_for_good() -> None:
