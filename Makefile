@@ -132,7 +132,7 @@ suite-machines:
 suite-prometheus:
 	MIDSTEP_REQUIRE_PROMETHEUS=1 $(PYTEST) $(or $(FILES),tests/prometheus) $(TESTS)
 
-# The page in a real browser, of jobs in each state and of a large one; Debian's chromium. Screenshots in out/page.
+# The page in a real browser, of a real job and of played ones, one of 10,000 ranks; Debian's chromium. Screenshots in out/page.
 suite-page:
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) playwright
 	MIDSTEP_REQUIRE_CHROMIUM=1 $(PYTEST) $(or $(FILES),tests/page) $(TESTS)

@@ -206,7 +206,7 @@ class Page:
         self.job, self._place = job, place
         self._sessions = Sessions(place.token)
         folder = resources.files(__package__) / "static"
-        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.endswith(tuple(_TYPES))}
 
     def app(self) -> ASGIApp:
         """Return the application."""

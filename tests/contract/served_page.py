@@ -51,9 +51,9 @@ class Looks:
 
 
 @contextmanager
-def serving(look: Callable[[], Looked], token: str = "") -> Iterator[int]:
+def serving(look: Callable[[], Looked], token: str = "", certificate: str = "", key: str = "") -> Iterator[int]:
     """Serve a page in a thread; yield its port."""
-    place = server.PagePlace("127.0.0.1", 0, token)
+    place = server.PagePlace("127.0.0.1", 0, token, certificate, key)
     listener = server.listening(place)
     serves = threading.Thread(
         target=server.serve, args=(look, place, listener), kwargs={"until": (ended := threading.Event())}

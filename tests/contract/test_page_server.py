@@ -1,9 +1,14 @@
 """The page is served to those who may see it, and costs one look, however many watch."""
 
+import http.client
 import json
+import shutil
+import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ import midstep.cli.page
 from midstep.cli.main import main
 from midstep.cli.page import live, server
 
-from .served_page import TOKEN, Looks, get, heard, serving, watching
+from .served_page import PATIENCE_S, TOKEN, Looks, get, heard, serving, watching
 
 
 @pytest.fixture
@@ -78,7 +83,7 @@ def test_every_answer_forbids_the_browser_what_the_page_does_not_need(port: int)
 def test_the_page_asks_no_other_host_and_holds_nothing_inline() -> None:
     """A cluster without internet shows it, and a text of a user is never markup."""
     folder = Path(server.__file__).parent / "static"
-    for file in folder.iterdir():
+    for file in (each for each in folder.iterdir() if each.suffix in {".html", ".css", ".js", ".svg"}):
         text = file.read_text()
         assert "://" not in text.replace("http://www.w3.org/2000/svg", ""), file.name
         assert not any(
@@ -158,3 +163,19 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = CliRunner().invoke(main, ["page"])
     assert "pip install 'midstep[operator]'" in done.output
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
+def test_with_a_certificate_it_is_served_over_tls_and_the_cookie_stays_there(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost"]
+    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *made, *files], check=True, capture_output=True, timeout=PATIENCE_S)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    with serving(Looks(), TOKEN, str(certificate), str(key)) as port:
+        connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE_S, context=trusted)
+        with closing(connection):
+            connection.request("POST", "/login", "token=open+sesame")
+            answer = connection.getresponse()
+            assert answer.status == 303
+            assert "Secure" in (answer.getheader("set-cookie") or "")

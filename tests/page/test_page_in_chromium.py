@@ -1,10 +1,13 @@
-"""The page in a real browser, as a person looks at it, of played jobs in each state and of a large one.
+"""The page in a real browser, as a person looks at it, of a real job that loses a rank, of played ones in each state.
 
 Screenshots lie in `out/page/` afterwards.
 """
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ from midstep.cli.page.sections import Checkpoint, Looked
 from midstep.protocol.incidents import BudgetUse, JobStatus, NodeStatus, RankStatus
 from midstep.protocol.time_spent import TimeCategory, time_spent
 
+from ..chaos.jobs import Job
 from ..contract.served_page import serving
 from ..unit.test_page_sentence import BEGAN_S, killed, status
 
@@ -95,6 +99,81 @@ def large(**changes: Any) -> JobStatus:
     nodes[700] = NodeStatus("node700", "", "lost", ())
     nodes += [NodeStatus("spare1", "", "active", tuple(range(5600, 5608))), NodeStatus("spare2", "", "spare", ())]
     return status(ranks=ranks, nodes=tuple(nodes), ranks_asked=MANY, **changes)
+
+
+@contextmanager
+def paged(directory: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `midstep page`; yield the process and its address."""
+    command = [sys.executable, "-m", "midstep.cli.main", "page", str(directory), "--listen", f":{port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process, process.stdout.readline().split(" at ")[1].split()[0]
+        process.send_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A real one that trains."""
+    started = Job(tmp_path_factory.mktemp("job"), spares=1, steps=100_000, step_s=0.1)
+    try:
+        started.until(lambda told: told.phase == "running" and told.committed > 2, "its first steps")
+        yield started
+    finally:
+        started.close()
+
+
+def test_a_real_job_is_seen_through_an_incident(browser: Any, job: Job) -> None:
+    """The sentence, the map, and an incident that opens to its cause and to why a rung was passed over."""
+    with paged(job.directory) as (_, address), opened(browser, address, DESK) as page:
+        until(page, "#headline", "Training")
+        assert page.locator("#job").inner_text() == job.name
+        assert "4 ranks: 4 training" in page.locator("#world-words").inner_text()
+        picture(page, "training")
+        job.rank_process(1).kill()
+        page.wait_for_selector("#incident-1")
+        page.locator("#incident-1 summary").click()
+        told = page.locator("#incident-1").inner_text()
+        assert "SIGKILL" in told
+        assert "recover_in_place" in told
+        assert "not retry_step" in told
+        until(page, "#world-words", "4 training")
+        assert "recover_in_place per job: 1 of" in page.locator("#budgets").inner_text()
+        page.locator("#policy-title + details summary").click()
+        assert "recover_in_place" in page.locator("#policy").inner_text()
+        page.locator("#policy-title + details summary").click()
+        picture(page, "incident")
+
+
+def test_the_map_is_used_by_keyboard(browser: Any, job: Job) -> None:
+    """Arrows move, what is chosen is said, Enter opens a node with the process ids of its ranks, Escape closes it."""
+    with paged(job.directory) as (_, address), opened(browser, address, DARK) as page:
+        until(page, "#headline", "Training")
+        page.locator("#map").focus()
+        page.keyboard.press("End")
+        assert "spare" in page.locator("#pointed").inner_text()
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#node[open]")
+        said = page.locator("#node").inner_text()
+        known = job.status()
+        assert known is not None
+        there = known.nodes[0]
+        assert there.node in said
+        assert all(str(rank.pid) in said for rank in known.ranks if rank.node == there.node)
+        picture(page, "node-dark", whole=False)
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#node:not([open])", state="attached")
+
+
+def test_a_connection_that_is_lost_is_found_again(browser: Any, job: Job) -> None:
+    with paged(job.directory) as (process, address), opened(browser, address, DESK) as page:
+        page.wait_for_selector("#connection[data-live=yes]")
+        process.send_signal(signal.SIGINT)
+        until(page, "#connection", "connection lost")
+        process.wait(60)
+        with paged(job.directory, int(address.rstrip("/").rpartition(":")[2])):
+            page.wait_for_selector("#connection[data-live=yes]")
 
 
 def test_ten_thousand_ranks_are_drawn_within_a_second(browser: Any) -> None:

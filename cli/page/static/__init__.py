@@ -1,0 +1,1 @@
+"""The files that a browser loads. They are served as they are."""
