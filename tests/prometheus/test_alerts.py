@@ -161,7 +161,11 @@ def test_alerts_fire_when_the_job_is_short_of_something_and_clear_afterwards(pro
         time.sleep(0.5)
     time.sleep(3.0)  # until the spare has been scraped: only one that was there can be missed
     prometheus.until(clear="MidstepNotTraining")
-    os.kill(status(job)["ranks"][0]["pid"], signal.SIGKILL)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (pid := int(status(job)["ranks"][0]["pid"])):
+        assert time.monotonic() < deadline_s, "no process was started"
+        time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
     prometheus.until(fires="MidstepBudgetNearlySpent", clear="MidstepNoSpare")
     prometheus.until(clear="MidstepBudgetNearlySpent")  # its window is over
     midstep("inject", str(job), "--node", there[0])
