@@ -147,7 +147,7 @@ def world_size_of(directory: str | Path, step: int) -> int:
     """Return how many ranks wrote the checkpoint of a step. Raises CheckpointError when it cannot be read."""
     path = files.step_directory(directory, step) / files.MANIFEST
     with files.told(f"read {path}"):
-        return files.read_manifest(path.parent).world_size
+        return _manifest(path.parent).world_size
 
 
 def load_local(directory: str | Path, step: int, rank: int) -> bytes:
@@ -230,8 +230,19 @@ def _give_name(unfinished: Path, final: Path) -> None:
             files.warn_once(f"cannot remove {aside} whole: {error}")
 
 
+def _manifest(place: Path) -> files.Manifest:
+    """Read the manifest. Raises OSError, CheckpointError: with what another rank has found, if it has marked that."""
+    try:
+        return files.read_manifest(place)
+    except FileNotFoundError:
+        found = files.damage_of(place)
+        if found is None:
+            raise
+        raise CheckpointError(found) from None
+
+
 def _expected(path: Path) -> files.Part:
-    part = files.read_manifest(path.parent).parts.get(path.name)
+    part = _manifest(path.parent).parts.get(path.name)
     if part is None:
         raise CheckpointError(f"{path.parent} has no {path.name}: it was written by another job, or another world size")
     return part
@@ -249,9 +260,7 @@ def _marking_damage(place: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         try:
-            (place / files.MANIFEST).rename(place / files.DAMAGED)
-        except FileNotFoundError:
-            pass  # another rank has been here
+            files.mark_damaged(place, str(error))
         except OSError as refused:
             text = f"{error}; it could not be marked as damaged, and will be tried again: {refused}"
             raise CheckpointError(text) from error

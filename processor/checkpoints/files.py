@@ -29,15 +29,18 @@ FILE_MODE = 0o640
 DIRECTORY_MODE = 0o750
 MANIFEST = "manifest.json"
 DAMAGED = "manifest.damaged.json"
+DAMAGE = "manifest.damaged.txt"  # what was found, in words
 RECORD = ".part.json"
 MARK = "world.json"  # of the world that completes checkpoints here, see Fence
 _DRAFT = ".part.new"
 SHARD = ".safetensors"
+MOST_DAMAGE_BYTES = 4096
 MOST_MANIFEST_BYTES = 64 << 20  # a hundred thousand ranks take a tenth of it
 _PART = rf"(?:own-\d{{1,9}}\.bin|[A-Za-z0-9._-]+{re.escape(SHARD)})"
 _BESIDE = r"(?:\.part\.json|\.[0-9a-f]{8}\.part\.new)"  # its record, or a draft
-_OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(DAMAGED)}|{_PART}{_BESIDE}?")
-_ONLY_OURS = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(DAMAGED)}|own-\d{{1,9}}\.bin(?:\.part\.json)?")
+_MANIFESTS = "|".join(map(re.escape, (MANIFEST, DAMAGED, DAMAGE)))
+_OWN_FILE = re.compile(rf"{_MANIFESTS}|{_PART}{_BESIDE}?")
+_ONLY_OURS = re.compile(rf"{_MANIFESTS}|own-\d{{1,9}}\.bin(?:\.part\.json)?")
 _PART_NAME = re.compile(_PART)
 _log = logging.getLogger("midstep")
 FORMAT = 1
@@ -194,6 +197,24 @@ def read_manifest(place: Path) -> Manifest:
     if wrong:
         raise CheckpointError(f"{path} is damaged: {wrong}")
     return manifest
+
+
+def mark_damaged(place: Path, found: str) -> None:
+    """Have the checkpoint in a directory count as damaged, and say of what. Idempotent. Raises OSError."""
+    with contextlib.suppress(OSError), create(place / DAMAGE) as file:  # without it the mark still counts
+        file.write(found.encode(errors="backslashreplace")[:MOST_DAMAGE_BYTES])
+    with contextlib.suppress(FileNotFoundError):  # another rank has been here
+        (place / MANIFEST).rename(place / DAMAGED)
+
+
+def damage_of(place: Path) -> str | None:
+    """Return what was found in a checkpoint that is marked as damaged; None if it is not marked."""
+    if not os.path.lexists(place / DAMAGED):
+        return None
+    try:
+        return read_small(place / DAMAGE, MOST_DAMAGE_BYTES).decode(errors="replace")
+    except (OSError, CheckpointError):
+        return f"{place} was found to be damaged, and has {DAMAGED} since"
 
 
 def read_record(path: Path, kind: type[Record], most_bytes: int) -> Record:

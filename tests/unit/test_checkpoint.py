@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from midstep.processor import tree
-from midstep.processor.checkpoints import archive
+from midstep.processor.checkpoints import archive, files
 from midstep.protocol.errors import CheckpointError
 
 
@@ -222,3 +222,38 @@ def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
     manifest = json.loads((_save(tmp_path, 9) / "manifest.json").read_text())
     assert manifest["step"] == 9
     assert manifest["parts"]["own-0.bin"]["size_bytes"] == len(b"own 0 9")
+
+
+def test_a_rank_that_reads_after_another_has_found_damage_says_what_that_was(tmp_path: Path) -> None:
+    """It may be slower than the rank whose file it is, and be the first whose report is heard."""
+    place = _save(tmp_path, 10)
+    (place / "own-1.bin").write_bytes(b"garbage")
+    with pytest.raises(CheckpointError, match=r"own-1\.bin is damaged: it has 7 bytes"):
+        archive.load_local(tmp_path, 10, 1)
+
+    for read in (lambda: archive.load_local(tmp_path, 10, 0), lambda: archive.world_size_of(tmp_path, 10)):
+        with pytest.raises(CheckpointError, match=r"own-1\.bin is damaged: it has 7 bytes"):
+            read()
+    with pytest.raises(CheckpointError, match=r"own-1\.bin is damaged: it has 7 bytes"):
+        _load(tmp_path, 10)
+
+
+def test_a_mark_without_words_is_a_mark_all_the_same(tmp_path: Path) -> None:
+    """The directory may take no file any more."""
+    place = _save(tmp_path, 10)
+    (place / "manifest.json").rename(place / "manifest.damaged.json")
+
+    with pytest.raises(CheckpointError, match="was found to be damaged"):
+        archive.load_local(tmp_path, 10, 0)
+
+
+def test_a_checkpoint_that_was_marked_is_removed_whole(tmp_path: Path) -> None:
+    """Also the file that says what was found."""
+    place = _save(tmp_path, 10)
+    (place / "own-1.bin").write_bytes(b"garbage")
+    with pytest.raises(CheckpointError):
+        archive.load_local(tmp_path, 10, 1)
+
+    files.remove_checkpoint(place)
+
+    assert not place.exists()
