@@ -83,7 +83,7 @@ def policy(root: Path, url: str) -> dict[str, Any]:
 def test_a_notice_that_a_killed_controller_owed_arrives_from_the_next_one(
     start_job: StartJob, tmp_path: Path, chat: Chat
 ) -> None:
-    """The webhook answers 500; the controller is killed; the webhook is well. The end is told before the job is over.
+    """The webhook answers 500; the controller is killed; the webhook is well. Then the same at the end of the job.
 
     Training does not wait for any of it. What was not taken is seen in the status, and the secret nowhere.
     """
@@ -107,10 +107,14 @@ def test_a_notice_that_a_killed_controller_owed_arrives_from_the_next_one(
     until(lambda: chat.got, "the notice from the next controller")
     assert chat.got[0] == chat.refused[0], "it is the same notice, with the same id"
     job.until(lambda status: [each.waiting for each in status.webhooks] == [0], "nothing to be owed")
+    chat.ill = True
     job.open_gate(GATE)
+    until(lambda: chat.refused[-1]["event"] == "ended", "the end to be told")
+    assert not (job.directory / "result.json").exists(), "a controller that is killed now would have none after it"
+    os.kill(job.controller_pid(), signal.SIGKILL)
+    chat.ill = False
     report = finish(job)
     assert report["exit_code"] == 0
-    until(lambda: len(chat.got) >= 2, "the end")
     assert [each["event"] for each in chat.got] == ["budget", "ended"]
     assert chat.got[1]["text"].startswith("the job has ended with exit code 0")
     left = [path for path in job.directory.rglob("*") if path.is_file() and b"services/secret" in path.read_bytes()]
