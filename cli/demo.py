@@ -23,6 +23,7 @@ from ..protocol.wording import count
 from .display.terminal import Terminal
 from .frame import Command
 from .numbers import STEPS_OF_DEMO
+from .page.beside import page_beside, page_option, require_here
 from .showing import run_job
 from .views.incident_data import incident_json
 from .views.report_text import job_view
@@ -170,13 +171,21 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 )
 @click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
 @click.option("--mindspore", is_flag=True, help="Train with MindSpore, data parallel, which needs no torch.")
+@page_option
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep journals, logs and records in this directory.  [default: a temporary one, removed]",
 )
 def command(
-    *, json_file: Path | None, steps: int, device: str, megatron: bool, mindspore: bool, keep: Path | None
+    *,
+    json_file: Path | None,
+    steps: int,
+    device: str,
+    megatron: bool,
+    mindspore: bool,
+    page: str | None,
+    keep: Path | None,
 ) -> None:
     """Train a small GPT on the standard library's source twice, undisturbed and under four faults, and compare.
 
@@ -195,16 +204,17 @@ def command(
         raise click.ClickException("torch is not installed: pip install 'midstep[torch]', or try --mindspore")
     if mindspore and (megatron or device != CPU):
         raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
+    require_here(page)
     console = Terminal(width=WIDTH)
     run = _chosen(steps, device, megatron=megatron, mindspore=mindspore)
     if run.communicator is not None:
         console.print(f"this NCCL lets no ranks share a GPU: tensors travel by way of the hosts ({run.communicator})")
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
-        problems = perform(run, keep.absolute(), steps, json_file, console)
+        problems = perform(run, keep.absolute(), steps, json_file, console, page=page)
     else:
         with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
-            problems = perform(run, Path(directory), steps, json_file, console)
+            problems = perform(run, Path(directory), steps, json_file, console, page=page)
     sys.exit(1 if say_problems(problems, console) else 0)
 
 
@@ -232,8 +242,10 @@ def say_problems(problems: list[str], console: Terminal) -> bool:
     return bool(problems)
 
 
-def perform(run: DemoRun, directory: Path, steps: int, json_file: Path | None, console: Terminal) -> list[str]:
-    """Run both jobs, show the outcome, and return what is not as it should be."""
+def perform(
+    run: DemoRun, directory: Path, steps: int, json_file: Path | None, console: Terminal, *, page: str | None = None
+) -> list[str]:
+    """Run both jobs, show the outcome, and return what is not as it should be. `page`: where the second has one."""
     plan = run.scenarios
     spare = ", a spare node" if run.spares else ""
     shape = f"{count(run.ranks, 'rank')} on {count(run.nodes, 'node')}{spare}"
@@ -243,7 +255,9 @@ def perform(run: DemoRun, directory: Path, steps: int, json_file: Path | None, c
     _head(console, f"2. the same training, under {count(sum(len(scenario.faults) for scenario in plan), 'fault')}")
     for scenario in plan:
         console.print(f"   step {scenario.fault.step}: {scenario.title}")
-    _train(run, directory, "disturbed", steps, tuple(fault for scenario in plan for fault in scenario.faults))
+    _train(
+        run, directory, "disturbed", steps, tuple(fault for scenario in plan for fault in scenario.faults), page=page
+    )
     status = read_status(directory / "disturbed" / "job")
     comparison = compare(directory / "undisturbed" / "record", directory / "disturbed" / "record", run.ranks, steps)
     _head(console, "3. what happened")
@@ -260,7 +274,9 @@ def _head(console: Terminal, title: str) -> None:
     console.rule(Text(title, style="bold"), align="left")
 
 
-def _train(run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...]) -> None:
+def _train(
+    run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[ArmedFault, ...], *, page: str | None = None
+) -> None:
     record = directory / name / "record"
     record.mkdir(parents=True)
     start = Start(
@@ -274,7 +290,9 @@ def _train(run: DemoRun, directory: Path, name: str, steps: int, faults: tuple[A
         job_directory=directory / name / "job",
         environment={**run.environment, env.FAULTS: msgspec.json.encode(faults).decode()},
     )
-    run_job(create_job(start), quiet=True)
+    job = create_job(start)
+    with page_beside(job.job_directory, page):
+        run_job(job, quiet=True)
 
 
 class Comparison(msgspec.Struct, frozen=True):

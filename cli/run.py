@@ -35,6 +35,7 @@ from .job_options import (
     asked_for,
     options,
 )
+from .page.beside import page_beside, page_option, require_here
 from .showing import join_job, run_job, run_on_ray, run_roles
 from .torchrun_flags import OUTPUT, rendezvous_options, shown_local_ranks
 
@@ -103,6 +104,7 @@ class PlatformName(StrEnum):
 )
 @options(KUBERNETES)
 @metrics_options
+@page_option
 @options(PROGRAM)
 @click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")
@@ -122,6 +124,7 @@ def command(
     failure_domain: str,
     metrics_listen: str | None,
     metrics_token_file: Path | None,
+    page: str | None,
     **chosen: Any,
 ) -> None:
     """Run SCRIPT on NNODES x NPROC-PER-NODE ranks and keep it running; with --roles, several scripts.
@@ -140,6 +143,7 @@ def command(
     hold_standard_descriptors()
     log_to_stderr(logging.WARNING, "midstep: %(message)s")
     hand_on_metrics(metrics_listen, metrics_token_file)
+    require_here(page)
     torchrun = {name: chosen.pop(name) for name in meetings.Flags.__struct_fields__}
     output = {name: chosen.pop(name) for name in OUTPUT}
     pods = PodFlags(**{name: chosen.pop(name) for name in PodFlags.__struct_fields__})
@@ -161,14 +165,20 @@ def command(
     if pods != PodFlags() and platform != PlatformName.KUBERNETES:
         raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
     if platform != PlatformName.LOCAL:
-        _refuse_local(torchrun, output, platform)
+        _refuse_local(torchrun, output, platform, page)
         sys.exit(_run_elsewhere(start, platform, pods, token_file, quiet=how["quiet"]))
     flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
-    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), how))
+    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), how, page=page))
 
 
 def _run(
-    start: Start, flags: meetings.Flags, token_file: Path | None, wishes: meetings.Wishes, how: dict[str, Any]
+    start: Start,
+    flags: meetings.Flags,
+    token_file: Path | None,
+    wishes: meetings.Wishes,
+    how: dict[str, Any],
+    *,
+    page: str | None,
 ) -> int:
     """Run the job on this machine, or this machine's part of one on several; return the exit code.
 
@@ -179,7 +189,11 @@ def _run(
     alone = token is None and meetings.meets_itself(flags, start.nodes)
     where = None if alone else meetings.meeting(flags, meetings.launched(os.environ))
     if where is None:
-        return run_job(create_job(start), **how)
+        job = create_job(start)
+        with page_beside(job.job_directory, page):
+            return run_job(job, **how)
+    if page is not None:
+        raise ConfigurationError("--page is for a job on this machine alone. Where several join: `midstep page`.")
     if token is None:
         token_file = found_token_file(os.environ)
         token = None if token_file is None else read_token(token_file, {})
@@ -201,8 +215,12 @@ def _run_elsewhere(start: Start, platform: str, pods: PodFlags, token_file: Path
     return run_on_ray(start, quiet=quiet)
 
 
-def _refuse_local(torchrun: dict[str, Any], output: dict[str, Any], platform: str) -> None:
+def _refuse_local(torchrun: dict[str, Any], output: dict[str, Any], platform: str, page: str | None) -> None:
     """Refuse flags that are for machines on which this command is typed. Raises ConfigurationError."""
+    if page is not None:
+        raise ConfigurationError(
+            f"--page is for a job on this machine. With --platform {platform}: `midstep page JOB`."
+        )
     if output["local_ranks_filter"] is not None or output["signals_to_handle"]:
         raise ConfigurationError(
             "--local-ranks-filter and --signals-to-handle are for nodes on this machine, and for machines on which "

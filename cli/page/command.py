@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,11 +52,13 @@ CHECKPOINT_S = 10.0  # between two looks into its directory, which may be on a f
 @click.option(
     "--tls-key", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The certificate's key (PEM)."
 )
+@click.option("--until-input-ends", is_flag=True, hidden=True)  # `midstep run --page` holds the other end
 @operator_options
 def page(
     *,
     job: str | None,
     listen: str,
+    until_input_ends: bool,
     viewers_token_file: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -74,14 +78,11 @@ def page(
       midstep page --controller m0:29400 --token-file viewer.token
       midstep page --listen 10.0.0.5:9410 --viewers-token-file page.token --tls-certificate c.pem --tls-key k.pem
     """
-    try:
-        from . import server
-    except ImportError as error:
-        raise ConfigurationError(
-            f"midstep page needs starlette and uvicorn ({error}): pip install 'midstep[operator]'."
-        ) from error
+    require_server()
+    from . import server
+
     log_to_stderr(logging.WARNING, "midstep page: %(message)s")
-    host, port = _host_and_port(listen)
+    host, port = host_and_port(listen)
     token = "" if viewers_token_file is None else read_secret(viewers_token_file)
     _require_safe(listen, host, token, tls_certificate, tls_key)
     look_at = looker(reached(job, controller, token_file))
@@ -89,17 +90,44 @@ def page(
     place = server.PagePlace(host, port, token, _text(tls_certificate), _text(tls_key))
     with server.listening(place) as listener:
         said = sentence(first.status, first.note)
-        echo(f"{first.status.job}: {said.text}")
-        echo(f"the page is at {server.address(place, listener)} until Ctrl-C")
+        if not until_input_ends:
+            echo(f"{first.status.job}: {said.text}")
+        echo(
+            f"the page is at {server.address(place, listener)} until {'the job ends' if until_input_ends else 'Ctrl-C'}"
+        )
         os.nice(NICENESS)
-        server.serve(look_at, place, listener)
+        server.serve(look_at, place, listener, _input_ends() if until_input_ends else None)
+
+
+def _input_ends() -> threading.Event:
+    """Return what is set when standard input ends, as it does when the process at its other end has gone."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        ended.set()
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
+    return ended
+
+
+def require_server() -> None:
+    """Raise ConfigurationError where the libraries are missing that serve a page."""
+    try:
+        from . import server  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a page needs starlette and uvicorn ({error}): pip install 'midstep[operator]'."
+        ) from error
 
 
 def _text(path: Path | None) -> str:
     return "" if path is None else str(path)
 
 
-def _host_and_port(listen: str) -> tuple[str, int]:
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Return what an address to listen at means. Raises ConfigurationError."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or not int(port) < 65536:
         raise ConfigurationError(f"--listen {listen}: write HOST:PORT, as {LISTEN}, or :9410.")

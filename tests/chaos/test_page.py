@@ -2,10 +2,13 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +61,42 @@ def test_the_page_tells_of_an_incident_and_its_own_end_is_none(start_job: StartJ
     for incident, rank in zip(incidents, (1, 2), strict=True):
         assert_nobody_harmed(incident, {rank})
     assert_same_numbers(job.record(), undisturbed)
+
+
+def test_a_page_that_runs_with_a_job_ends_with_it(tmp_path: Path) -> None:
+    """`midstep run --page` says where it is; it serves the job while that runs, and has gone with the launcher."""
+    for number, ends_by_itself in enumerate((True, False)):
+        options = ["--job-dir", str(tmp_path / str(number)), "--fixed-nodes", "--page", ":0", "--no-python"]
+        command = [
+            sys.executable,
+            "-m",
+            "midstep.cli.main",
+            "run",
+            *options,
+            "sleep",
+            "15" if ends_by_itself else "600",
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+            try:
+                assert launcher.stderr is not None
+                address = next(line for line in launcher.stderr if "the page is at" in line).split(" at ")[1].split()[0]
+                port = int(address.rstrip("/").rpartition(":")[2])
+                with watching(port) as stream:
+                    assert heard(stream, "head")["job"]
+                if ends_by_itself:
+                    launcher.stderr.read()
+                    assert launcher.wait(60) == 0
+                else:
+                    launcher.kill()
+            finally:
+                launcher.kill()
+        gone_s = time.monotonic() + 30.0
+        while served(port):
+            assert time.monotonic() < gone_s
+            time.sleep(0.2)
+
+
+def served(port: int) -> bool:
+    """Whether anything listens at a port."""
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0

@@ -179,3 +179,10 @@ def test_with_a_certificate_it_is_served_over_tls_and_the_cookie_stays_there(tmp
             answer = connection.getresponse()
             assert answer.status == 303
             assert "Secure" in (answer.getheader("set-cookie") or "")
+
+
+@pytest.mark.parametrize("command", [["run", "train.py"], ["demo"]])
+def test_a_page_beside_a_job_is_for_this_machine_only(command: list[str]) -> None:
+    done = CliRunner().invoke(main, [command[0], "--page", "0.0.0.0:0", *command[1:]])
+    assert done.exit_code == 1
+    assert "`midstep page --listen 0.0.0.0:0` serves others" in done.output
