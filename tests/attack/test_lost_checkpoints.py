@@ -23,6 +23,7 @@ RESTARTS: dict[str, Any] = {
     **ROOMY,
     "ladder": [{"rung": "reschedule_pod", "attempts": 2, "budget": {"per_job": 5}}, {"rung": "stop"}],
     "checkpoint": {"every_steps": EVERY, "keep": KEEP},
+    "save_before_reschedule": False,  # a rank that is held at a gate takes no order, and would be waited for
 }
 
 
