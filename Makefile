@@ -16,11 +16,11 @@ PYTEST := $(BIN)/python -m pytest
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not slurm and not prometheus and not page
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not slurm and not prometheus and not page
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
-SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore cann versions ray \
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore cann versions ray torchtitan \
 	kubernetes cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -156,6 +156,11 @@ suite-versions:
 # Jobs on a real Ray, whose raylets are on machines of namespaces (root, or user namespaces): 2 GB.
 suite-ray:
 	MIDSTEP_REQUIRE_RAY=1 $$($(BIN)/python -m tests.ray.environment)/python -m pytest --durations=0 --durations-min=5 $(or $(FILES),tests/ray) $(TESTS)
+
+# torchtitan's own program on the CPU, its debug model killed: 1 GB. TITAN=0.2.2; MARKED=soak for all twelve moments.
+suite-torchtitan:
+	MIDSTEP_REQUIRE_TORCHTITAN=1 TORCHDYNAMO_DISABLE=1 $$($(BIN)/python -m tests.torchtitan.environment $(TITAN))/python -m pytest \
+		-m "$(or $(MARKED),not soak)" $(or $(FILES),tests/torchtitan) $(TESTS) $(NONE)
 
 # Pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes.
 suite-kubernetes:

@@ -10,12 +10,14 @@ from ..devices.kinds import device_names
 from ..launch.job import Start
 from ..launch.rank_environment import named_variables, variables_of_files
 from ..protocol.bounds import MOST_OF_A_NODE
+from ..protocol.errors import ConfigurationError
 from .numbers import RESTARTS, SPARES, NodesAsked, RanksPerNode, node_count, seconds
 from .torchrun_flags import spellings
 
 Decorator = Callable[[Any], Any]
 _FILE = click.Path(dir_okay=False, path_type=Path)
 MOST_CONTROLLERS = 5
+_TITAN = "midstep.adapters.torchtitan"  # the module that --titan runs
 
 
 SHAPE: tuple[Decorator, ...] = (
@@ -110,6 +112,12 @@ PROGRAM: tuple[Decorator, ...] = (
         help="Give the ranks a package mindio_ttp that is midstep, for scripts that call MindIO; see docs/mindio.md.",
     ),
     click.option(
+        "--titan",
+        is_flag=True,
+        help="Run torchtitan's own program, torchtitan.train, in the place of SCRIPT. Its arguments come after --, as "
+        "in --titan -- --module llama3 --config llama3_debugmodel; see docs/torchtitan.md.",
+    ),
+    click.option(
         "-m",
         "--module",
         "is_module",
@@ -172,17 +180,26 @@ def asked_for(
     environment: tuple[str, ...],
     environment_files: tuple[Path, ...],
     mindio: bool,
+    titan: bool,
     is_module: bool,
     no_python: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> Start:
-    """Return what these options ask for. Raises ConfigurationError when a variable or its file cannot be taken."""
+    """Return what these options ask for.
+
+    Raises ConfigurationError when a variable or its file cannot be taken, and for options that exclude each other.
+    """
+    if titan and (is_module or no_python or mindio):
+        raise ConfigurationError(
+            "--titan goes with none of --module, --no-python and --mindio. Arguments of torchtitan come after --, as "
+            "in `midstep run --titan -- --module llama3 --config llama3_debugmodel`."
+        )
     if no_python and is_module:
         raise click.UsageError("--no-python and -m exclude each other: SCRIPT is a program, or a module of Python.")
     return Start(
-        command=(script, *arguments),
-        is_module=is_module,
+        command=(*([_TITAN] if titan else []), script, *arguments),
+        is_module=is_module or titan,
         no_python=no_python,
         nodes=nodes.most,
         least_nodes=nodes.least,

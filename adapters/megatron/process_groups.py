@@ -9,19 +9,17 @@ every group that a live object holds must be connected in this generation.
 """
 
 import functools
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-from ...processor.group_arguments import GroupArguments
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, RecoveryError
+from ..default_group import BACKENDS, redirect_default_group
 from ..held_groups import HeldGroup, walk_groups
 from .parts import Parts
 
-_BACKENDS = "midstep_"  # what the names of midstep's backends begin with
 _installed = False
 
 
@@ -33,7 +31,7 @@ def redirect_process_groups() -> None:
     _installed = True
     from megatron.core import parallel_state
 
-    dist.init_process_group = _default_group(dist.init_process_group)
+    redirect_default_group()
     parallel_state.create_group = _any_group(parallel_state.create_group)
 
 
@@ -45,29 +43,11 @@ def check_default_group() -> None:
             "train function is called"
         )
     backend = dist.get_backend()
-    if not backend.startswith(_BACKENDS):
+    if not backend.startswith(BACKENDS):
         raise ConfigurationError(
             f"torch.distributed was initialised with {backend!r} before the train function was decorated, so its "
             "groups cannot be recovered. Decorate it at the top of the script, or call midstep.init_process_group()"
         )
-
-
-def _default_group(plain: Any) -> Any:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def init_process_group(*args: Any, **options: Any) -> None:
-        given = signature.bind(*args, **options).arguments
-        backend = given.get("backend")
-        runtime = Runtime.current()
-        if runtime is None or (isinstance(backend, str) and backend.startswith(_BACKENDS)):
-            plain(*args, **options)
-            return
-        # Megatron names a backend and a timeout of its own defaults in every job: there the policy holds.
-        known = {name: value for name, value in given.items() if name in GroupArguments.__struct_fields__}
-        runtime.init_process_group(GroupArguments(**known).naming_peers)
-
-    return init_process_group
 
 
 def _any_group(plain: Any) -> Any:
@@ -98,7 +78,7 @@ def refuse_foreign(parts: Parts) -> None:
     """Raise ConfigurationError for a group that is not midstep's. Runs before the first step."""
     for place, group in held_groups(parts):
         backend = group.name() if not hasattr(group, "getBackendName") else group.getBackendName()
-        if not isinstance(backend, str) or not backend.startswith(_BACKENDS):
+        if not isinstance(backend, str) or not backend.startswith(BACKENDS):
             raise ConfigurationError(
                 f"{place} is a process group on {backend!r}, which a recovery could not reconnect. Make groups "
                 "without naming a backend, after the train function has been decorated"
