@@ -13,6 +13,8 @@ SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST := $(BIN)/python -m pytest
+# A Python with torch-npu's wheel on a CANN of ours, which c++ builds; CANN=2.7.1 for another release.
+ON_CANN := $(BIN)/python -m tests.cann.environment $(if $(CANN),--release $(CANN)) python
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
@@ -20,7 +22,8 @@ QUICK := not soak and not machines and not etcd and not kubernetes and not minds
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
-SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore cann versions ray torchtitan \
+SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore \
+	cann cann-releases versions ray torchtitan \
 	kubernetes cuda nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -146,8 +149,13 @@ suite-mindspore:
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest $(or $(FILES),tests/mindspore) $(TESTS)
 
 # torch-npu's own wheel on a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
+# CANN=2.7.1 for another release, with its torch: 6 GB.
 suite-cann:
-	$(BIN)/python -m tests.cann.environment python -m pytest $(or $(FILES),tests/cann) $(TESTS)
+	$(ON_CANN) -m pytest $(or $(FILES),tests/cann) $(TESTS)
+
+# The device and the communicator on the other releases of torch-npu that these tests know.
+suite-cann-releases:
+	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py tests/cann/test_hccl.py)"
 
 # Contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one.
 suite-versions:

@@ -1,36 +1,47 @@
-"""The environment of the tests on the fake CANN: this project's, with the published torch-npu for its torch.
+"""The environments of the tests on the fake CANN: one with torch, and the published torch-npu for that torch.
 
-python -m tests.cann.environment [PROGRAM ARGUMENT...]
+python -m tests.cann.environment [--release 2.7.1] [PROGRAM ARGUMENT...]
 
-Makes it, and runs a program of its `bin` in it. torch-npu's wheel is not modified, and what it needs of CANN is built
-here, by `c++`, from the folder `library`. Nothing but the wheel is installed: the rest is found where it is.
+Makes one, and runs a program of its `bin` in it. torch-npu's wheel is not modified, and what it needs of CANN is built
+here, by `c++`, from the folder `library`. torch is that of this project's own environment, or of one of those that
+`make test SUITE=versions` makes: nothing but the wheel is installed on top.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from ..versions.environments import INSTALL_S, ROOT, NotHere
+from ..versions.environments import make as make_below
+from .releases import RELEASES, Release, chosen
 
-# The last torch-npu of each torch that one was published for, as far as these tests have run with it.
-RELEASES = {"2.13.0": "2.13.0"}
 REQUIRED = "MIDSTEP_REQUIRE_CANN"  # set where the tests have to run: a skipped one is a failed one then
 HOME = "FAKE_CANN_HOME"  # set in this environment; what processes on the fake devices leave there tells the next ones
 SOURCES = Path(__file__).with_name("library")
 HCCL = ("communicators", "links", "reduction", "collectives")  # the other files are libascendcl's
 # Libraries that torch-npu is linked to or opens, and that find everything in libascendcl.
 EMPTY = ("acl_op_compiler", "acl_tdt_channel", "atb", "ge_runner", "graph", "opapi", "runtime")
+HEADERS = "headers"
+# What a Python of the environment starts with: the packages below it, and operators when torch-npu is imported.
+STARTS_WITH = """import site; site.addsitedir({site!r})
+import sys; sys.path.append({root!r}); import tests.cann.on_import
+"""
 BUILD_S = 300.0
+ASK_S = 300.0
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-pthread")
+
+
+_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+_TORCH = "from importlib.util import find_spec; print(find_spec('torch').submodule_search_locations[0])"
+_TORCH_VERSION = "from importlib.metadata import version; print(version('torch'))"
 
 
 def require_cann() -> None:
@@ -43,20 +54,22 @@ def require_cann() -> None:
     pytest.skip(reason)
 
 
-def make() -> Path:
-    """Make the environment, or take the one that is there; return its folder. Raises NotHere."""
-    torch = _torch()
-    release = RELEASES.get(torch)
-    if release is None:
-        raise NotHere(f"there is no torch-npu for torch {torch} among those of these tests: {', '.join(RELEASES)}")
+def make(release: Release = RELEASES[0]) -> Path:
+    """Make the environment of a release, or take the one that is there; return its folder. Raises NotHere."""
     compiler = shutil.which("c++")
     if compiler is None:
         raise NotHere("there is no C++ compiler (c++) on the path")
-    place = ROOT / ".versions" / f"cann-{release}"
+    folder = ROOT / ".versions"
+    python = Path(sys.executable) if release.below is None else make_below(release.below, folder).bin / "python"
+    torch, site = _asked(python, _TORCH_VERSION, _PACKAGES)
+    torch = torch.partition("+")[0]
+    if torch != release.torch:
+        raise NotHere(f"torch-npu {release.version} is for torch {release.torch}, and {python} has {torch}")
+    place = folder / f"cann-{release.version}"
     done = place / "installed"
-    wanted = f"{sys.executable} torch {torch} torch-npu {release}"
+    wanted = f"{python} torch {torch} torch-npu {release.version} headers {release.headers}\n{STARTS_WITH}"
     if not done.is_file() or done.read_text() != wanted:
-        _install(place, release)
+        _install(place, python, site, release)
         done.write_text(wanted)
     _build(compiler, place)
     return place
@@ -65,10 +78,10 @@ def make() -> Path:
 def variables(place: Path) -> dict[str, str]:
     """Return the variables with which a program finds the fake CANN."""
     library = _library(place)
-    site = Path(sysconfig.get_path("purelib"))
-    of_npu = place / "lib" / site.parent.name / site.name / "torch_npu" / "lib"
+    own, below = _asked(place / "bin" / "python", _PACKAGES, _TORCH)
+    parts = (library, Path(own, "torch_npu", "lib"), Path(below, "lib"))
     return {
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, (library, of_npu, site / "torch" / "lib"))),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, parts)),
         "ASCEND_HOME_PATH": str(library),
         "ASCEND_OPP_PATH": str(library),
         "ASCEND_AICPU_PATH": str(library),
@@ -78,20 +91,27 @@ def variables(place: Path) -> dict[str, str]:
     }
 
 
-def _torch() -> str:
-    try:
-        return version("torch").partition("+")[0]
-    except PackageNotFoundError:
-        raise NotHere("there is no torch in this environment") from None
+def _asked(python: Path, *codes: str) -> list[str]:
+    """Return the lines that a Python prints."""
+    said = _run([str(python), "-c", "\n".join(codes)], ASK_S)
+    return said.split()
 
 
-def _install(place: Path, release: str) -> None:
-    """Make a virtual environment that finds everything of this one, and install torch-npu's wheel in it."""
-    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)], INSTALL_S)
-    site = place / "lib" / Path(sysconfig.get_path("purelib")).parent.name / "site-packages"
-    (site / "midstep_own.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-    _run([*pip, f"torch-npu=={release}"], INSTALL_S)
+def _install(place: Path, python: Path, site: str, release: Release) -> None:
+    """Make a virtual environment that finds everything of another one, and install torch-npu's wheel in it."""
+    _run([str(python), "-m", "venv", "--clear", "--without-pip", str(place)], INSTALL_S)
+    (own,) = _asked(place / "bin" / "python", _PACKAGES)
+    Path(own, "midstep_own.pth").write_text(STARTS_WITH.format(site=site, root=str(ROOT)))
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    _run([*pip, own, f"torch-npu=={release.version}"], INSTALL_S)
+    if release.headers:
+        _run([*pip, str(place / HEADERS), f"torch-npu=={release.headers}"], INSTALL_S)
+
+
+def _headers(place: Path) -> Path:
+    """Return where CANN's headers are, as a wheel of torch-npu brings them."""
+    other = place / HEADERS / "torch_npu" / "include"
+    return other if other.is_dir() else next(place.glob("lib/*/site-packages/torch_npu/include"))
 
 
 def _library(place: Path) -> Path:
@@ -109,7 +129,7 @@ def _build(compiler: str, place: Path) -> None:
         made = Path(work, "made")
         for folder in (made / "compiler", made / "runtime"):  # torch-npu looks for them
             folder.mkdir(parents=True)
-        _compile([compiler, *FLAGS], next(place.glob("lib/*/site-packages/torch_npu/include")), made)
+        _compile([compiler, *FLAGS], _headers(place), made)
         try:
             made.rename(_library(place))
         except OSError:
@@ -132,22 +152,32 @@ def _compile(compiler: list[str], headers: Path, made: Path) -> None:
         _run([*compiler, *inside, "-o", str(made / f"lib{name}.so"), *map(str, files), *linked], BUILD_S)
 
 
-def _run(command: list[str], limit_s: float) -> None:
+def _run(command: list[str], limit_s: float) -> str:
+    """Run a command and return what it prints. Raises NotHere."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise NotHere(f"`{' '.join(command[:4])}` took more than {limit_s:.0f} s") from None
     if done.returncode != 0:
         raise NotHere(f"`{' '.join(command[:4])}` failed: {(done.stderr or done.stdout).strip()[-600:]}")
+    return done.stdout
 
 
 def main() -> None:
     """Make the environment, and become the program that is to run in it."""
-    place = make()
-    if len(sys.argv) > 1:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--release", default="", help="beginning of torch-npu's number, as 2.7.1")
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    try:
+        place = make(chosen(options.release))
+    except NotHere as reason:
+        sys.exit(f"no environment on the fake CANN: {reason}")
+    if options.program:
+        name, *arguments = options.program
         os.environ.update(variables(place))
         os.environ["PATH"] = os.pathsep.join((str(place / "bin"), os.environ["PATH"]))
-        os.execv(place / "bin" / sys.argv[1], [str(place / "bin" / sys.argv[1]), *sys.argv[2:]])
+        os.execv(place / "bin" / name, [str(place / "bin" / name), *arguments])
 
 
 if __name__ == "__main__":

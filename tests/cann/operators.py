@@ -132,15 +132,13 @@ def kernel(operator: Any) -> Callable[..., Any]:
 def _run(operator: Any, host: dict[str, Any], outside: Sequence[torch.Generator | None]) -> Any:
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for each in operator._schema.arguments:
+    for index, each in enumerate(operator._schema.arguments):
         if each.name not in host:
             continue
-        if each.kwarg_only:
+        if each.kwarg_only or len(positional) != index:
             keywords[each.name] = host[each.name]
-        elif len(positional) == operator._schema.arguments.index(each):
-            positional.append(host[each.name])
         else:
-            keywords[each.name] = host[each.name]
+            positional.append(host[each.name])
     if not outside or outside[0] is None:
         return operator(*positional, **keywords)
     before = torch.get_rng_state()
@@ -191,6 +189,8 @@ _library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped
 
 def install() -> int:
     """Put the kernels in the place of torch-npu's; return how many there are."""
+    # As scripts on NPUs do. torch-npu 2.6.0 would compile operators just in time in each thread that it makes itself.
+    torch.npu.set_compile_mode(jit_compile=False)
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

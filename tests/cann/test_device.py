@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from packaging.version import Version
 
 from midstep.devices import device_named
 from midstep.devices.base import Damage
@@ -19,6 +23,8 @@ from midstep.devices.npu_symbols import missing
 from midstep.processor.exceptions import chain_of, classify, known_patterns
 from midstep.protocol.errors import RecoveryError
 from midstep.protocol.faults import FaultAction, FaultKind
+
+from .releases import ASKED_SINCE, names_in
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
@@ -32,13 +38,8 @@ LINK_UP_S = 60.0
 
 def taken() -> NpuDevice:
     """Take the device, in a process that is forked from that of the test."""
-    import torch_npu
-    from tests.cann import faults, operators
-
     from midstep.devices.npu import NpuDevice
 
-    torch_npu.inject = faults.inject
-    operators.install()
     device = device_named("npu")
     assert isinstance(device, NpuDevice)
     device.prepare(0, dict(NPU_DEFAULTS), LINK_UP_S)
@@ -184,3 +185,15 @@ def test_the_devices_random_numbers_and_clock(ranks: Ranks) -> None:
 
 def test_the_functions_that_the_doctor_looks_for_are_there() -> None:
     assert missing() == []
+
+
+def test_this_release_asks_cann_for_what_the_table_says() -> None:
+    """A name that a release does not know by itself is of no use to it; one that it knows and does not find, fails."""
+    package = find_spec("torch_npu")
+    assert package is not None
+    assert package.origin is not None
+    library = Path(package.origin).with_name("lib") / "libtorch_npu.so"
+    here = Version(metadata.version("torch_npu"))
+    newer = {name for since, names in ASKED_SINCE.items() if Version(since) > here for name in names}
+    every = tuple(name for names in ASKED_SINCE.values() for name in names)
+    assert set(every) - names_in(library, every) == newer

@@ -40,13 +40,8 @@ class Setup:
     """A rank with its device, its communicator and its groups."""
 
     def __init__(self, rank: Rank, *, connected: bool = True) -> None:
-        import torch_npu
-        from tests.cann import faults, operators
-
         from midstep.communicators.hccl import npu_communicator
 
-        torch_npu.inject = faults.inject
-        operators.install()
         self.rank = rank
         self.device = device_named("npu")
         self.device.prepare(rank.number, dict(NPU_DEFAULTS), LINK_UP_S)

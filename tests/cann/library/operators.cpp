@@ -198,6 +198,10 @@ int aclnnInplaceCopyGetWorkspaceSize(const aclTensor *to, const aclTensor *from,
   *executor = new Executor{*reinterpret_cast<const Tensor *>(to), *reinterpret_cast<const Tensor *>(from), 0, {}};
   return ACL_SUCCESS;
 }
+// A copy into another type: torch-npu 2.6.0 asks for it by this name.
+int aclnnCastGetWorkspaceSize(const aclTensor *from, aclDataType, aclTensor *to, uint64_t *workspace, void **executor) {
+  return aclnnInplaceCopyGetWorkspaceSize(to, from, workspace, executor);
+}
 
 int aclnnConstantPadNdGetWorkspaceSize(const aclTensor *from, const aclIntArray *pads, const aclScalar *value, aclTensor *to,
                                        uint64_t *workspace, void **executor) {
@@ -221,6 +225,10 @@ int aclnnConstantPadNd(void *, uint64_t, void *executor, aclrtStream stream) {
   return queue(static_cast<Executor *>(executor), pad, stream);
 }
 int aclnnInplaceCopy(void *, uint64_t, void *executor, aclrtStream stream) {
+  return queue(static_cast<Executor *>(executor), copy, stream);
+}
+
+int aclnnCast(void *, uint64_t, void *executor, aclrtStream stream) {
   return queue(static_cast<Executor *>(executor), copy, stream);
 }
 
