@@ -162,10 +162,11 @@ def command(
         job=job,
         environment={**_of_torchrun(output), **asked.environment, **_faults(faults_file, asked)},
     )
+    if platform != PlatformName.LOCAL:
+        _refuse_local(torchrun, output, platform, page)
     if pods != PodFlags() and platform != PlatformName.KUBERNETES:
         raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
     if platform != PlatformName.LOCAL:
-        _refuse_local(torchrun, output, platform, page)
         sys.exit(_run_elsewhere(start, platform, pods, token_file, quiet=how["quiet"]))
     flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
     sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), how, page=page))

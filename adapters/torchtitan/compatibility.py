@@ -35,8 +35,8 @@ def config_of(trainer: Any) -> Any:
     return trainer.config if hasattr(trainer, "config") else trainer.job_config
 
 
-class UnsupportedFeature(NamedTuple):
-    """A feature that cannot be recovered: how to see it, and why."""
+class RefusedTraining(NamedTuple):
+    """A way of training that cannot be recovered: how to see it, and why."""
 
     feature: str
     used: Callable[[Any], bool]
@@ -73,55 +73,55 @@ def _is_ft(trainer: Any) -> bool:
 
 
 REFUSALS = (
-    UnsupportedFeature(
+    RefusedTraining(
         "pipeline parallelism (parallelism.pipeline_parallel_degree)",
         lambda trainer: bool(trainer.parallel_dims.pp_enabled),
         "what an interrupted schedule leaves in its stages is not cleared away yet",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "context parallelism (parallelism.context_parallel_degree)",
         lambda trainer: bool(trainer.parallel_dims.cp_enabled),
         "it was never tried",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "expert parallelism (parallelism.expert_parallel_degree)",
         lambda trainer: bool(trainer.parallel_dims.ep_enabled),
         "it was never tried",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "a model that is not sharded (parallelism.data_parallel_shard_degree 1, with replicas)",
         lambda trainer: not list(fsdp_states(trainer.model_parts)),
         "torchtitan then keeps reducers of its own, which an interrupted step leaves unusable. Give it a shard degree "
         "above 1",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "CUDA graphs",
         _records_graphs,
         "a graph holds the links of the generation in which it was recorded. Give --training.disable_cuda_graphs",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "updates in the backward pass (optimizer.early_step_in_backward)",
         lambda trainer: type(trainer.optimizers).__name__ == "OptimizersInBackwardContainer",
         "parameters then change before every rank has all gradients",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "float8, MXFP8, NVFP4 and other converters of the model",
         _quantizes,
         "they reduce scales over the ranks inside the update, and keep state that was never tried",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "checkpoint.async_mode async_with_pinned_mem",
         lambda trainer: (
             getattr(getattr(trainer.checkpointer, "async_mode", None), "value", "") == "async_with_pinned_mem"
         ),
         "a process of its own writes them, over a group that a recovery does not know. Use disabled or async",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "checkpointers other than torchtitan's DCP CheckpointManager",
         _checkpointer_is_strange,
         "what they have under way when a rank is lost is not known",
     ),
-    UnsupportedFeature(
+    RefusedTraining(
         "TorchFT",
         _is_ft,
         "it answers faults itself. Take it out, midstep is in its place",
