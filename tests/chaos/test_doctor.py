@@ -26,6 +26,6 @@ def test_the_acceptance_passes_on_the_fake_device_and_says_that_it_was_there(tmp
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no NPU or GPU can be used here: the self-test runs on the fake device" in done.stdout
-    assert "7 incidents (7 resumed), no steps lost" in done.stdout
+    assert "7 incidents (7 resumed), no steps lost" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("equal, bit for bit") == 4
     assert list(tmp_path.iterdir()) == []
