@@ -114,7 +114,7 @@ def test_every_moment_with_asynchronous_checkpoints_and_validation(start_titan: 
 
 @pytest.mark.soak
 def test_without_a_replica_the_world_starts_again_from_torchtitans_checkpoint(start_titan: StartTitan) -> None:
-    """One dimension, and no checkpoint of midstep's own."""
+    """One dimension, and no checkpoint of midstep's own. Torchtitan's holds no random numbers: they begin again."""
     settings = {
         **SETTINGS,
         "parallelism.data_parallel_shard_degree": 4,
@@ -126,4 +126,5 @@ def test_without_a_replica_the_world_starts_again_from_torchtitans_checkpoint(st
     (incident,) = job.report()["incidents"]
     assert incident["rung"] == "reschedule_pod", incident
     for rank, end in job.record().ends.items():
-        assert {**end, "pid": 0} == {**calm.ends[rank], "pid": 0}
+        differ = {"pid": 0, "random numbers": ""}
+        assert {**end, **differ} == {**calm.ends[rank], **differ}
