@@ -166,12 +166,15 @@ def place_for(
     `alive`: the machines of the cluster; `used`: those on which nodes of the job live; `given_back`: those that the job
     has left. One of these is taken again only where there is no other. `searching`: a node was sent elsewhere and has
     no machine yet. Another one is not sent there meanwhile: both could get the same machine, which Ray cannot exclude.
+    The machine of a busy place is used from the start: its actor may not have answered yet.
     """
-    free = [bundle for bundle in bundles if not bundle.busy]
-    for bundle in free:
-        if bundle.machine is None or (bundle.machine not in given_back and bundle.machine not in used):
-            return InBundle(bundle.index)
-    excluded = tuple(sorted({*used, *given_back}))
+    places = list(bundles)
+    lived_on = {*used, *(place.machine for place in places if place.busy and place.machine is not None)}
+    free = [place for place in places if not place.busy]
+    for place in free:
+        if place.machine is None or (place.machine not in given_back and place.machine not in lived_on):
+            return InBundle(place.index)
+    excluded = tuple(sorted({*lived_on, *given_back}))
     if any(machine not in excluded for machine in alive) or not free:
         return None if searching else Elsewhere(excluded)
     return InBundle(free[0].index)

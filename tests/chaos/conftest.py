@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from .calm import made_once
 from .comparing import finish
 from .jobs import ONE_NODE, RANKS, STEPS, Job, Record
+from .losing import closing
 
 StartJob = Callable[..., Job]
 
@@ -70,14 +71,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
 
 @contextmanager
 def _starting(root: Path, device: str) -> Iterator[StartJob]:
-    jobs: list[Job] = []
-
-    def start(**options: Any) -> Job:
-        jobs.append(Job(root / str(len(jobs)), **{"device": device, **options}))
-        return jobs[-1]
-
-    try:
-        yield start
-    finally:
-        for job in jobs:
-            job.close()
+    with closing() as keep:
+        number = count()
+        yield lambda **options: keep(Job(root / str(next(number)), **{"device": device, **options}))

@@ -1,11 +1,10 @@
 """Everything in this folder needs a real MindSpore."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from .environment import REQUIRED, require_mindspore
+from .environment import SUITE
 
 HERE = Path(__file__).parent
 
@@ -19,4 +18,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _mindspore() -> None:
-    require_mindspore(bool(os.environ.get(REQUIRED)))
+    SUITE.require()

@@ -3,50 +3,19 @@
 python -m tests.mindspore.environment [VERSION]
 """
 
-import subprocess
 import sys
-from importlib.util import find_spec
 
-import pytest
+from ..versions.environments import Suite
 
-from ..versions.environments import INSTALL_S, ROOT, NotHere, find_python, key
-
-MINDSPORE = "2.10.0"
-PYTHONS = ("3.11", "3.10", "3.12")
-REQUIRED = "MIDSTEP_REQUIRE_MINDSPORE"  # set where the tests have to run: a skipped one is a failed one then
-
-
-def require_mindspore(required: bool) -> None:
-    """Skip the test where there is no MindSpore, with what to do; fail it where it has to run."""
-    if find_spec("mindspore") is not None:
-        return
-    reason = "no MindSpore in this environment: `make test SUITE=mindspore` makes one"
-    if required:
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
-
-
-def make(version: str) -> str:
-    """Make the environment, or take the one that is there; return its folder of programs. Raises NotHere."""
-    interpreter = next(filter(None, map(find_python, PYTHONS)), "")
-    if not interpreter:
-        raise NotHere(f"no Python {', '.join(PYTHONS)} is at hand")
-    place = ROOT / ".versions" / f"mindspore-{version}"
-    done = place / "installed"
-    wanted = key(interpreter, version)
-    if not done.is_file() or done.read_text() != wanted:
-        programs = place / "bin" / "python"
-        pip = [str(programs), "-m", "pip", "install", "--quiet", f"mindspore=={version}"]
-        for command in ([interpreter, "-m", "venv", str(place)], [*pip, "--editable", f"{ROOT}[test,mindspore]"]):
-            try:
-                ended = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-            except subprocess.TimeoutExpired:
-                raise NotHere(f"`{' '.join(command[1:4])}` took more than {INSTALL_S:.0f} s") from None
-            if ended.returncode != 0:
-                raise NotHere(f"it cannot be installed: {ended.stderr.strip()[-300:]}")
-        done.write_text(wanted)
-    return str(place / "bin")
-
+SUITE = Suite(
+    name="mindspore",
+    module="mindspore",
+    pythons=("3.11", "3.10", "3.12"),
+    library="mindspore=={}",
+    extras="test,mindspore",
+    release="2.10.0",
+    constrained=False,
+)
 
 if __name__ == "__main__":
-    print(make(sys.argv[1] if len(sys.argv) > 1 else MINDSPORE))
+    print(SUITE.make(*sys.argv[1:2]))

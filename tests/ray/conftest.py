@@ -1,6 +1,5 @@
 """One Ray cluster for all tests of this folder, on machines made of namespaces."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ from ..machines.availability import require_machines
 from ..machines.conftest import REPOSITORY, run_undisturbed
 from ..machines.machines import Machines, why_not
 from .cluster import RayCluster
-from .environment import REQUIRED, require_ray
+from .environment import SUITE
 from .job import RayJob
 
 HERE = Path(__file__).parent
@@ -35,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     """Make the machines and a Ray cluster on them."""
-    require_ray(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
     require_machines(why_not())
     with Machines(MACHINES, (REPOSITORY, tmp_path_factory.getbasetemp())) as machines:
         yield RayCluster(machines)
@@ -44,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
     """The record of the same training on this computer, to which nothing happens."""
-    require_ray(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed") / "it", ranks=RANKS, steps=STEPS)
 
 

@@ -1,6 +1,5 @@
 """Ray's autoscaler brings the machines that a job waits for, and one for each that is lost; in the end all leave."""
 
-import os
 from pathlib import Path
 
 from midstep.protocol.types import FaultKind
@@ -12,7 +11,7 @@ from ..machines.conftest import REPOSITORY
 from ..machines.machines import Machines, why_not
 from .autoscaled import AutoscaledRay
 from .conftest import RANKS, STEPS
-from .environment import REQUIRED, require_ray
+from .environment import SUITE
 from .job import RayJob
 
 LOST, END = 40, STEPS - 1
@@ -22,7 +21,7 @@ def test_machines_come_for_a_job_one_more_for_a_lost_one_and_all_leave_after_it(
     tmp_path: Path, undisturbed: Record
 ) -> None:
     """The job is started where no machine fits, and its bits are those of an undisturbed run."""
-    require_ray(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
     require_machines(why_not())
     with Machines(1, (REPOSITORY, tmp_path)) as machines:
         cluster = AutoscaledRay(machines, tmp_path)

@@ -1,6 +1,5 @@
 """The contract of platforms holds on Ray: the same scenarios as for every other platform, and what only Ray does."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -20,7 +19,7 @@ from ..contract.platforms.ordering import (
     eventually,
     hosting,
 )
-from .environment import REQUIRED, require_ray
+from .environment import SUITE
 from .on_ray import OnRay, RayHere, ray_here
 
 LATE = ("node8", "node9")
@@ -31,7 +30,7 @@ Host = Callable[..., Play]
 @pytest.fixture(scope="module")
 def here() -> Iterator[RayHere]:
     """A Ray with a machine for each node that the scenarios ask for."""
-    require_ray(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
     with ray_here() as made:
         yield made
 

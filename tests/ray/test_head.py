@@ -1,6 +1,5 @@
 """Ray's head is lost: training continues until Ray's raylets give up, and then on the next cluster."""
 
-import os
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ..machines.job import PATIENCE_S
 from ..machines.machines import Machines, why_not
 from .cluster import SETTINGS, RayCluster
 from .conftest import RANKS, STEPS
-from .environment import REQUIRED, require_ray
+from .environment import SUITE
 from .job import RayJob
 
 RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -32,7 +31,7 @@ def test_training_continues_without_the_head_until_rays_patience_is_over_and_lat
 
     Another cluster continues the job then, from its newest checkpoint.
     """
-    require_ray(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
     require_machines(why_not())
     monkeypatch.setitem(SETTINGS, RAYS_PATIENCE, str(RAYS_PATIENCE_S))
     with Machines(1 + RANKS, (REPOSITORY, tmp_path)) as machines:

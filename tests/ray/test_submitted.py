@@ -1,6 +1,5 @@
 """Jobs inside jobs of Ray: what `ray job submit` brings, and a worker of Ray Train."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ..machines.conftest import REPOSITORY
 from ..machines.machines import Machines, why_not
 from .cluster import RayCluster
 from .conftest import RANKS, STEPS
-from .environment import REQUIRED, require_ray
+from .environment import SUITE
 from .submitted import JobInRayTrain, SubmittedJob
 
 KILLED, STOPPED = 20, 40
@@ -29,7 +28,7 @@ class ClusterForJobs(RayCluster):
 @pytest.fixture(scope="module")
 def jobs_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     """A Ray cluster that takes jobs."""
-    require_ray(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
     require_machines(why_not())
     with Machines(1 + RANKS, (REPOSITORY, tmp_path_factory.getbasetemp())) as machines:
         yield ClusterForJobs(machines)

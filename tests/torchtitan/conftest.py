@@ -1,8 +1,6 @@
 """Everything in this folder needs torchtitan: its own program under `midstep run`, undisturbed and hurt."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +8,12 @@ import msgspec
 import pytest
 
 from midstep.examples.torchtitan.assets import make_assets
-from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault
 
-from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers, finish
+from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
 from ..chaos.jobs import ROOMY, Job, Record
-from .environment import REQUIRED, require_torchtitan
+from ..chaos.losing import closing, incidents_of
+from .environment import SUITE
 
 HERE = Path(__file__).parent
 TRAINING = HERE / "training.py"
@@ -67,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _torchtitan() -> None:
-    require_torchtitan(bool(os.environ.get(REQUIRED)))
+    SUITE.require()
 
 
 @pytest.fixture(scope="session")
@@ -79,23 +77,18 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def start_titan(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> Iterator[StartTitan]:
     """Start torchtitan's debug model, and kill what is left of it when the module's tests are over."""
-    jobs: list[Job] = []
+    with closing() as keep:
 
-    def start(settings: dict[str, Any], moments: Sequence[Moment] = (), **options: Any) -> Job:
-        root = tmp_path_factory.mktemp("titan")
-        losses = [moment.loss for moment in moments if moment.loss is not None]
-        asked = {**DEBUG_MODEL, "dump_folder": str(root / "dump"), **settings}
-        arguments = [str(root / "records"), str(assets), msgspec.json.encode(losses).decode(), *_words(asked)]
-        faults = [moment.fault for moment in moments if moment.fault is not None]
-        chosen = {"nodes": 1, "ranks_per_node": WORLD, "policy": POLICY, **options}
-        jobs.append(Job(root, script=TRAINING, arguments=arguments, faults=faults, **chosen))
-        return jobs[-1]
+        def start(settings: dict[str, Any], moments: Sequence[Moment] = (), **options: Any) -> Job:
+            root = tmp_path_factory.mktemp("titan")
+            losses = [moment.loss for moment in moments if moment.loss is not None]
+            asked = {**DEBUG_MODEL, "dump_folder": str(root / "dump"), **settings}
+            arguments = [str(root / "records"), str(assets), msgspec.json.encode(losses).decode(), *_words(asked)]
+            faults = [moment.fault for moment in moments if moment.fault is not None]
+            chosen = {"nodes": 1, "ranks_per_node": WORLD, "policy": POLICY, **options}
+            return keep(Job(root, script=TRAINING, arguments=arguments, faults=faults, **chosen))
 
-    try:
         yield start
-    finally:
-        for job in jobs:
-            job.close()
 
 
 def _words(settings: dict[str, Any]) -> Iterator[str]:
@@ -109,12 +102,7 @@ def check_moments(start_titan: StartTitan, settings: dict[str, Any], moments: Se
     """Lose a rank at each moment, one after the other: each comes back from its copy, and no bit is another one."""
     gates = [moment.gate for moment in moments[1:]]
     job = start_titan(settings, moments, gates=gates)
-    for over, gate in enumerate(gates, start=1):
-        job.until(partial(_are_over, over), f"the end of incident {over}", PATIENCE_S)
-        job.open_gate(gate)
-    assert job.wait(PATIENCE_S) == 0, job.said()
-    incidents = finish(job)["incidents"]
-    assert len(incidents) == len(moments), job.said()
+    incidents = incidents_of(job, gates, PATIENCE_S)
     for incident, moment in zip(incidents, moments, strict=True):
         assert_nobody_harmed(incident, {moment.rank}, ranks=WORLD)
         assert incident["resumed_step"] == moment.resumed_step, (moment, incident)
@@ -122,18 +110,7 @@ def check_moments(start_titan: StartTitan, settings: dict[str, Any], moments: Se
     return job
 
 
-def calm_record(job: Job) -> Record:
-    """Return the record of a run to which nothing happens."""
-    assert job.wait(PATIENCE_S) == 0, job.said()
-    assert not finish(job)["incidents"], job.said()
-    return job.record()
-
-
 def whole_checkpoints(job: Job) -> list[int]:
     """Return the steps of which torchtitan finds a checkpoint that it would load."""
     folder = job.records.parent / "dump" / "checkpoint"
     return sorted(int(place.parent.name.partition("-")[2]) for place in folder.glob("step-*/.metadata"))
-
-
-def _are_over(count: int, status: JobStatus) -> bool:
-    return status.phase == "running" and len(status.incidents) >= count

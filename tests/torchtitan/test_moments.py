@@ -10,7 +10,8 @@ import pytest
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from ..chaos.jobs import Record
-from .conftest import HSDP, PATIENCE_S, Moment, StartTitan, calm_record, check_moments, whole_checkpoints
+from ..chaos.losing import calm_record
+from .conftest import HSDP, PATIENCE_S, Moment, StartTitan, check_moments, whole_checkpoints
 
 pytestmark = pytest.mark.chaos
 
@@ -71,7 +72,7 @@ def each_in_its_life(moments: Iterable[Moment]) -> list[Moment]:
 @pytest.fixture(scope="module")
 def calm(start_titan: StartTitan) -> Record:
     """The record of the short run, to which nothing happens."""
-    return calm_record(start_titan(SETTINGS))
+    return calm_record(start_titan(SETTINGS), PATIENCE_S)
 
 
 def test_torchtitan_recovers_within_its_step(start_titan: StartTitan, calm: Record) -> None:
@@ -107,7 +108,7 @@ TWELVE = (
 @pytest.mark.soak
 def test_every_moment_with_asynchronous_checkpoints_and_validation(start_titan: StartTitan) -> None:
     """Twelve losses in one job."""
-    calm = calm_record(start_titan(LONG))
+    calm = calm_record(start_titan(LONG), PATIENCE_S)
     job = check_moments(start_titan, LONG, each_in_its_life(TWELVE), calm)
     assert {24, 26} <= set(whole_checkpoints(job))
 
@@ -120,7 +121,7 @@ def test_without_a_replica_the_world_starts_again_from_torchtitans_checkpoint(st
         "parallelism.data_parallel_shard_degree": 4,
         "parallelism.data_parallel_replicate_degree": 1,
     }
-    calm = calm_record(start_titan(settings))
+    calm = calm_record(start_titan(settings), PATIENCE_S)
     job = start_titan(settings, [lost(1, InjectionPoint.FORWARD, 4)])
     assert job.wait(PATIENCE_S) == 0, job.said()
     (incident,) = job.report()["incidents"]

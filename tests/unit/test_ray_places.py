@@ -38,6 +38,12 @@ def test_with_all_places_taken_another_machine_is_asked_for() -> None:
     assert place_for((Bundle(0, "a", busy=True),), alive={"a"}, used={"a"}, given_back=()) == Elsewhere(("a",))
 
 
+def test_the_machine_of_a_node_whose_actor_has_not_answered_yet_is_not_shared() -> None:
+    """It may have room for two; losing it would take both."""
+    bundles = (Bundle(0, "a", busy=True), Bundle(1, "b", busy=True))
+    assert place_for(bundles, alive={"a", "b"}, used={"a"}, given_back=()) == Elsewhere(("a", "b"))
+
+
 def test_no_place_is_taken_on_a_machine_on_which_a_node_of_the_job_lives() -> None:
     """A node that went elsewhere may live where a reserved place is free."""
     bundles = (Bundle(0, "a", busy=False), Bundle(1, "b", busy=False))

@@ -1,4 +1,4 @@
-"""The environments that `make test SUITE=versions` makes: which releases are run together, and how one is installed."""
+"""The environments that tests make for themselves: which releases are run together, and how one is installed."""
 
 import glob
 import hashlib
@@ -6,8 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from midstep.cli.doctor import MEGATRON, PYTHON, TORCH
 
@@ -57,22 +61,86 @@ class Made(NamedTuple):
     versions: dict[str, str]
 
 
+class Suite(NamedTuple):
+    """What the tests of one library are run in. `pythons`: those that will do, the best first.
+
+    `library`: what pip is asked for, with `{}` for the release. `extras`: of midstep. `release`: where none is named.
+    """
+
+    name: str
+    module: str
+    pythons: tuple[str, ...]
+    library: str
+    extras: str
+    release: str
+    constrained: bool = True  # by constraints.txt
+
+    @property
+    def required(self) -> str:
+        """Name the variable that is set where the tests have to run: a skipped one is a failed one then."""
+        return f"MIDSTEP_REQUIRE_{self.name.upper()}"
+
+    def require(self) -> None:
+        """Skip the test where the library is not here, with what to do; fail it where it has to run."""
+        if find_spec(self.module) is not None:
+            return
+        reason = f"no {self.module} in this environment: `make test SUITE={self.name}` makes one"
+        if os.environ.get(self.required):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+    def make(self, release: str = "") -> Path:
+        """Make the environment, or take the one that is there; return its folder of programs. Raises NotHere."""
+        release = release or self.release
+        place = ROOT / ".versions" / f"{self.name}-{release}"
+        wishes = (self.library.format(release), "--editable", f"{ROOT}[{self.extras}]")
+        constraints = ROOT / "constraints.txt" if self.constrained else None
+        return _provided(place, _interpreter(self.pythons), wishes, constraints, INSTALL_S)
+
+
 def make(environment: Environment, folder: Path, install_s: float = INSTALL_S) -> Made:
     """Make an environment below `folder`, or take the one that is there. Raises NotHere with the reason."""
-    interpreter = find_python(environment.python) or (environment.instead and find_python(environment.instead))
-    if not interpreter:
-        raise NotHere(f"no Python {' or '.join(filter(None, (environment.python, environment.instead)))} is at hand")
+    interpreter = _interpreter(filter(None, (environment.python, environment.instead)))
     place = folder / environment.name
-    done = place / "installed"
-    wanted = key(interpreter, *environment)
-    if not done.is_file() or done.read_text() != wanted:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if not (place / "bin").is_dir() and free < NEEDED_BYTES:
-            raise NotHere(f"{free / 1e9:.1f} GB are free in {folder}, and it needs {NEEDED_BYTES / 1e9:.0f}")
-        _install(environment, interpreter, place, install_s)
-        done.write_text(wanted)
-    return Made(place / "bin", _versions(place / "bin" / "python"))
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if not (place / "bin").is_dir() and free < NEEDED_BYTES:
+        raise NotHere(f"{free / 1e9:.1f} GB are free in {folder}, and it needs {NEEDED_BYTES / 1e9:.0f}")
+    constraints = place.with_name(f"{place.name}.txt")
+    constraints.write_text(f"torch=={environment.torch}\nmegatron-core=={environment.megatron}\n")
+    wishes = ("--editable", f"{ROOT}[test,megatron]")
+    programs = _provided(place, interpreter, wishes, constraints, install_s)
+    return Made(programs, _versions(programs / "python"))
+
+
+def _interpreter(pythons: Iterable[str]) -> str:
+    """Return an interpreter of the first version that is at hand. Raises NotHere."""
+    wanted = tuple(pythons)
+    interpreter = next(filter(None, map(find_python, wanted)), "")
+    if not interpreter:
+        raise NotHere(f"no Python {' or '.join(wanted)} is at hand")
+    return interpreter
+
+
+def _provided(place: Path, interpreter: str, wishes: Sequence[str], constraints: Path | None, install_s: float) -> Path:
+    """Make a virtual environment with what pip is asked for, unless it is there; return its folder of programs."""
+    done, programs = place / "installed", place / "bin"
+    limits = constraints.read_text() if constraints is not None else ""
+    wanted = key(interpreter, *wishes, limits)
+    if done.is_file() and done.read_text() == wanted:
+        return programs
+    pip = [str(programs / "python"), "-m", "pip", "install", "--quiet"]
+    pip += ["--constraint", str(constraints)] if constraints is not None else []
+    for command in ([interpreter, "-m", "venv", str(place)], [*pip, *wishes]):
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=install_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise NotHere(f"`{' '.join(command[1:4])}` took more than {install_s:.0f} s") from None
+        if ended.returncode != 0:
+            last = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "without a word")
+            raise NotHere(f"it cannot be installed from the package index of this machine: {last[:300]}")
+    done.write_text(wanted)
+    return programs
 
 
 def key(*wishes: str) -> str:
@@ -101,20 +169,6 @@ def _runs(interpreter: str, version: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and done.stdout.strip() == version
-
-
-def _install(environment: Environment, interpreter: str, place: Path, install_s: float) -> None:
-    constraints = place.with_name(f"{place.name}.txt")
-    constraints.write_text(f"torch=={environment.torch}\nmegatron-core=={environment.megatron}\n")
-    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
-    for command in ([interpreter, "-m", "venv", str(place)], [*pip, "--editable", f"{ROOT}[test,megatron]"]):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=install_s, check=False)
-        except subprocess.TimeoutExpired:
-            raise NotHere(f"`{' '.join(command[1:4])}` took more than {install_s:.0f} s") from None
-        if done.returncode != 0:
-            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "without a word")
-            raise NotHere(f"it cannot be installed from the package index of this machine: {last[:300]}")
 
 
 def _versions(python: Path) -> dict[str, str]:

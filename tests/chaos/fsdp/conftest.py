@@ -1,18 +1,17 @@
 """Jobs with a sharded model: an undisturbed one, and one that loses ranks at chosen moments."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
-from midstep.protocol.incidents import JobStatus
 from midstep.protocol.types import ArmedFault
 
-from ..comparing import assert_nobody_harmed, assert_same_numbers, finish
+from ..comparing import assert_nobody_harmed, assert_same_numbers
 from ..jobs import ROOMY, Job, Record
+from ..losing import calm_record, closing, incidents_of
 from .training import Setting
 
 TRAINING = Path(__file__).with_name("training.py")
@@ -39,46 +38,29 @@ class Loss(NamedTuple):
 @pytest.fixture(scope="module")
 def start_sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSharded]:
     """Start jobs of a setting, and kill what is left of them when the module's tests are over."""
-    jobs: list[Job] = []
+    with closing() as keep:
 
-    def start(setting: Setting, faults: Sequence[ArmedFault] = (), **options: Any) -> Job:
-        root = tmp_path_factory.mktemp("sharded")
-        arguments = [str(root / "records"), msgspec.json.encode(setting).decode()]
-        jobs.append(Job(root, script=TRAINING, arguments=arguments, faults=faults, **{"policy": POLICY, **options}))
-        return jobs[-1]
+        def start(setting: Setting, faults: Sequence[ArmedFault] = (), **options: Any) -> Job:
+            root = tmp_path_factory.mktemp("sharded")
+            arguments = [str(root / "records"), msgspec.json.encode(setting).decode()]
+            return keep(Job(root, script=TRAINING, arguments=arguments, faults=faults, **{"policy": POLICY, **options}))
 
-    try:
         yield start
-    finally:
-        for job in jobs:
-            job.close()
 
 
-def calm_record(start_sharded: StartSharded, setting: Setting) -> Record:
+def undisturbed(start_sharded: StartSharded, setting: Setting) -> Record:
     """Return the record of a run to which nothing happens: on one node, which computes the same and starts sooner."""
-    job = start_sharded(setting, nodes=1, ranks_per_node=WORLD)
-    assert job.wait(PATIENCE_S) == 0, job.said()
-    assert not finish(job)["incidents"], job.said()
-    return job.record()
+    return calm_record(start_sharded(setting, nodes=1, ranks_per_node=WORLD), PATIENCE_S)
 
 
 def check_losses(start_sharded: StartSharded, setting: Setting, losses: Sequence[Loss], **options: Any) -> Job:
     """Run a setting with and without losses: each is mended by a copy, and the end is the same bit for bit."""
-    calm = calm_record(start_sharded, setting)
+    calm = undisturbed(start_sharded, setting)
     gates = [loss.gate for loss in losses[1:]]
     job = start_sharded(setting, [fault for loss in losses for fault in loss.faults], gates=gates, **options)
-    for over, gate in enumerate(gates, start=1):
-        job.until(partial(_are_over, over), f"the end of incident {over}", PATIENCE_S)
-        job.open_gate(gate)
-    assert job.wait(PATIENCE_S) == 0, job.said()
-    incidents = finish(job)["incidents"]
-    assert len(incidents) == len(losses), job.said()
+    incidents = incidents_of(job, gates, PATIENCE_S)
     for incident, loss in zip(incidents, losses, strict=True):
         assert_nobody_harmed(incident, loss.replaced, ranks=WORLD)
         assert incident["resumed_step"] == loss.resumed_step, (loss, incident)
     assert_same_numbers(job.record(), calm, ranks=WORLD)
     return job
-
-
-def _are_over(count: int, status: JobStatus) -> bool:
-    return status.phase == "running" and len(status.incidents) >= count

@@ -11,7 +11,7 @@ from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from ..comparing import assert_same_numbers, finish
 from ..jobs import inject
-from .conftest import PATIENCE_S, WORLD, Loss, StartSharded, calm_record, check_losses
+from .conftest import PATIENCE_S, WORLD, Loss, StartSharded, check_losses, undisturbed
 from .training import Setting
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(500)]
@@ -132,7 +132,7 @@ def test_where_no_copy_is_left_the_checkpoint_is_taken(
 ) -> None:
     """In place, and the end is the same bit for bit."""
     setting = Setting(mesh=mesh, steps=9)
-    calm = calm_record(start_sharded, setting)
+    calm = undisturbed(start_sharded, setting)
     job = start_sharded(setting, [inject(victim, InjectionPoint.FORWARD, 6) for victim in victims])
     assert job.wait(PATIENCE_S) == 0, job.said()
     (incident,) = finish(job)["incidents"]
@@ -146,7 +146,7 @@ def test_where_no_copy_is_left_the_checkpoint_is_taken(
 def test_a_lost_node_takes_no_piece_with_it_that_another_has_not(start_sharded: StartSharded) -> None:
     """A spare takes its ranks."""
     setting = Setting(mesh=(2, 2), steps=9)
-    calm = calm_record(start_sharded, setting)
+    calm = undisturbed(start_sharded, setting)
     fault = inject(2, InjectionPoint.BACKWARD, 5, action=FaultAction.KILL_NODE)
     job = start_sharded(setting, [fault], spares=1)
     assert job.wait(PATIENCE_S) == 0, job.said()

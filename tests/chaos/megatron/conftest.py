@@ -11,6 +11,7 @@ from midstep.protocol.types import ArmedFault
 
 from ..comparing import finish
 from ..jobs import ROOMY, Job
+from ..losing import closing
 from .training import Shape
 
 TRAINING = Path(__file__).with_name("training.py")
@@ -30,20 +31,16 @@ StartMegatron = Callable[..., Job]
 @pytest.fixture(scope="module")
 def start_megatron(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[StartMegatron]:
     """Start jobs of a shape, and kill what is left of them when the module's tests are over."""
-    jobs: list[Job] = []
+    with closing() as keep:
 
-    def start(shape: Shape, faults: tuple[ArmedFault, ...] = (), **options: Any) -> Job:
-        root = tmp_path_factory.mktemp("megatron")
-        arguments = [str(root / "records"), msgspec.json.encode(shape).decode()]
-        given = {"policy": POLICY, "device": device, "nodes": NODES, "ranks_per_node": shape.world // NODES, **options}
-        jobs.append(Job(root, script=TRAINING, arguments=arguments, faults=faults, **given))
-        return jobs[-1]
+        def start(shape: Shape, faults: tuple[ArmedFault, ...] = (), **options: Any) -> Job:
+            root = tmp_path_factory.mktemp("megatron")
+            arguments = [str(root / "records"), msgspec.json.encode(shape).decode()]
+            each = {"nodes": NODES, "ranks_per_node": shape.world // NODES}
+            given = {"policy": POLICY, "device": device, **each, **options}
+            return keep(Job(root, script=TRAINING, arguments=arguments, faults=faults, **given))
 
-    try:
         yield start
-    finally:
-        for job in jobs:
-            job.close()
 
 
 def run_to_its_end(job: Job, *, incidents: int = 1) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A controller that orders what a test says: the real connections, and no decisions. And how a scenario is played."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -27,7 +28,7 @@ from midstep.protocol.token import new_token, token_text
 from midstep.protocol.transport import RouterSocket
 from midstep.protocol.types import CONTROLLER, PLATFORM, node_address
 
-JOB = "contract"
+JOB = f"contract-{os.getpid()}"  # another checkout may run the same tests here, and run directories bear the name
 LONG_S = 60.0
 TURN_S = 0.02
 CHEAP = {names.PRELOAD: PRELOAD_STORE}  # nothing is trained here
@@ -113,7 +114,10 @@ class OrderingController:
 
     async def until(self, kind: type[_Body], which: Callable[[_Body], bool] = lambda _: True) -> _Body:
         """Wait for the first message of a kind that fits."""
-        await eventually(lambda: any(which(body) for body in self.all(kind)), f"a {kind.__name__}")
+        try:
+            await eventually(lambda: any(which(body) for body in self.all(kind)), f"a {kind.__name__}")
+        except AssertionError as error:  # a node that was lost meanwhile says why
+            raise AssertionError(f"{error}; heard {[envelope.body for envelope in self.heard]}") from None
         return next(body for body in self.all(kind) if which(body))
 
 
