@@ -28,6 +28,7 @@ from ...protocol.messages import (
     NodeRefused,
     NodeStaying,
     PlatformJoined,
+    Report,
 )
 from ...protocol.private_files import replace_file
 from ...protocol.types import PLATFORM, node_address
@@ -93,14 +94,8 @@ class RayPlatform:
         self._moved = asyncio.Event()  # a node has got its machine, or is gone
         self._endpoint = _required_endpoint(Path(options.run_directory))
         self._drains = Drains()
-        self._peer = PlatformPeer(
-            options.job,
-            [self._endpoint],
-            JobKeys.load_client(options.keys, PLATFORM),
-            session=self._session,
-            lookup=partial(read_endpoint, Path(options.run_directory)),
-        )
-        self._peer.serve(self)
+        self._keys = JobKeys.load_client(options.keys, PLATFORM)
+        self._peer: PlatformPeer | None = None  # before the nodes of earlier are known no order is taken
 
     async def open(self) -> None:
         """Ask for the nodes of a new job; or find those of one that continues, and report those that are gone."""
@@ -108,6 +103,14 @@ class RayPlatform:
         if not self._books.books.founded:
             self._books.found(tuple(f"node{number}" for number in range(self._options.nodes)))
         existing = await asyncio.to_thread(self._cluster.existing)
+        self._peer = peer = PlatformPeer(
+            self._options.job,
+            [self._endpoint],
+            self._keys,
+            session=self._session,
+            lookup=partial(read_endpoint, Path(self._options.run_directory)),
+        )
+        peer.serve(self)
         for name in self._books.books.nodes:
             if name in existing:
                 self._do(self._adopt(name, existing[name]))
@@ -115,7 +118,7 @@ class RayPlatform:
                 self._lost(name, "its actor ended while no controller was there")
             else:
                 self._begin(name)
-        self._peer.introduce()
+        peer.introduce()
         self._do(self._lead_agents())
         self._do(self._watch_drains())
 
@@ -132,7 +135,8 @@ class RayPlatform:
             end.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
         await asyncio.to_thread(self._cluster.release)
-        await self._peer.close()
+        if self._peer is not None:
+            await self._peer.close()
 
     # --- commands of the controller ---------------------------------------------------------------------------------
 
@@ -186,7 +190,7 @@ class RayPlatform:
                 except Exception as error:  # of Ray, whose kinds are many; the controller decides what follows
                     del self._nodes[node.name]
                     self._books.remove(node.name)
-                    self._peer.post(NodeRefused(node=node.name, reason=_first_line(error)))
+                    self._post(NodeRefused(node=node.name, reason=_first_line(error)))
                     return
             if node.actor is None:
                 await self._moved.wait()
@@ -260,7 +264,11 @@ class RayPlatform:
         self._books.remove(name)
         if not self._ending:
             _log.warning("%s is lost: %s", name, reason)
-            self._peer.post(NodeLost(node=name, reason=reason, at_s=time.time()))
+            self._post(NodeLost(node=name, reason=reason, at_s=time.time()))
+
+    def _post(self, report: Report) -> None:
+        assert self._peer is not None, "what is reported is found by `open`, or after it"
+        self._peer.post(report)
 
     async def _reached(self, ask: Callable[[], Any]) -> Any:
         """Ask an actor, again while Ray cannot reach it: that alone is no loss."""
@@ -293,7 +301,7 @@ class RayPlatform:
                 continue
             machines = {node.name: node.placed.machine for node in self._nodes.values() if node.placed is not None}
             for change in self._drains.changes(machines, draining, time.time()):
-                self._peer.post(change)
+                self._post(change)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
