@@ -31,7 +31,8 @@ from midstep.controller.etcd.place import parse_place
 from midstep.controller.journal.etcd_store import submit
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import ControllerPhase
 from midstep.protocol.keys import JobKeys

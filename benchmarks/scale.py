@@ -33,7 +33,8 @@ from played_rank import Setting
 from midstep.benchmarks.turns import patient_policy
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink

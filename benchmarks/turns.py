@@ -30,7 +30,8 @@ from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.routes import Routes
-from midstep.policies.schema import Policy, default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import Policy, default_policy
 from midstep.protocol.codec import encode, envelopes_of, pack
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox

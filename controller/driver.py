@@ -19,7 +19,7 @@ from ..policies.fault_codes import FaultCodes
 from ..protocol.compat import within
 from ..protocol.discovery import FOUND_S
 from ..protocol.errors import JournalDamaged, JournalError, JournalSuperseded, MidstepError
-from ..protocol.incidents import JobStatus
+from ..protocol.incidents import JobStatus, WebhookStatus
 from ..protocol.messages import (
     NEVER_JOURNALED,
     EnrolmentRequested,
@@ -32,7 +32,6 @@ from ..protocol.messages import (
     NodeWords,
     PlatformJoined,
 )
-from ..protocol.notifications import WebhookStatus
 from ..protocol.rank_logs import in_lines
 from ..protocol.types import CONTROLLER, FaultReport, node_address
 from .clock import said_at, stamped
@@ -46,6 +45,7 @@ from .enroller import Enroller
 from .journal.journal import Journal
 from .journal.records import JournalEntry
 from .journal.upkeep import JournalTrouble, Upkeep
+from .journaled import Journaled, NoticeEvent
 from .keepalive import KeepAlive
 from .learned import Learned
 from .liveness import Liveness, ProgressBoard
@@ -53,7 +53,6 @@ from .metrics import Observation
 from .notifications import NoticeBook
 from .recovery.events import (
     Action,
-    ConditionChanged,
     ControllerStarted,
     DeadlinePassed,
     Event,
@@ -62,7 +61,6 @@ from .recovery.events import (
     HoldEnded,
     Log,
     NodeReturned,
-    NoticeSettled,
     Send,
     StopRequested,
 )
@@ -83,7 +81,7 @@ MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 _NODE_PREFIX = node_address("")
 
 Answer = Callable[[Reply], None]
-News = NodeGoing | NodeStaying | NodeRefused | PlatformJoined | ConditionChanged | NoticeSettled
+News = NodeGoing | NodeStaying | NodeRefused | PlatformJoined | NoticeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -368,9 +366,10 @@ class Driver:
         entry = JournalEntry(event, envelope.sender, envelope.session, envelope.number)
         self._pending.append(Pending(entry, arrival))
 
-    def _pend(self, event: Event, answer: Answer | None = None) -> None:
+    def _pend(self, event: Journaled, answer: Answer | None = None) -> None:
         self._numbers += 1
-        entry = JournalEntry(self._taken_in(event, self._clock.now()), CONTROLLER, self._journal.session, self._numbers)
+        taken = event if isinstance(event, NoticeEvent) else self._taken_in(event, self._clock.now())
+        entry = JournalEntry(taken, CONTROLLER, self._journal.session, self._numbers)
         self._pending.append(Pending(entry, answer=answer))
         self._waiting.wake()
 
@@ -446,7 +445,7 @@ class Driver:
         self._pending = [pending for pending in self._pending if pending.answer is None]
         self._trouble.suffer(error, now, len(self._pending))
 
-    def _take_event(self, event: Event, now: float) -> list[Action]:
+    def _take_event(self, event: Journaled, now: float) -> list[Action]:
         actions = self._learned.take(event, now)
         self._finish = self._learned.finish
         if isinstance(event, NodeLost):

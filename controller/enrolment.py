@@ -23,7 +23,7 @@ from ..protocol.messages import (
 )
 from ..protocol.token import expiry_text, is_key
 from ..protocol.types import node_address
-from .recovery.events import Event
+from .journaled import Journaled
 
 MOST_NODES = 16_384  # that one job knows, lost ones included
 COMES_UP_S = 60.0  # from a node's admission to its first word; until then its name is taken
@@ -57,7 +57,7 @@ class EnrolmentBook:
         """Know what an earlier controller knew, and nothing else."""
         self.__dict__.update(learned.__dict__)
 
-    def learn(self, event: Event, now: float) -> tuple[str, ...]:
+    def learn(self, event: Journaled, now: float) -> tuple[str, ...]:
         """Take in an admission, and the arrival or loss of a node. Return the keys that are withdrawn by it."""
         if isinstance(event, NodeEnrolled):
             return self._admitted(event, now)

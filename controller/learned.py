@@ -7,9 +7,10 @@ import msgspec
 
 from ..protocol.errors import JournalError, SnapshotUnreadable
 from .enrolment import EnrolmentBook
+from .journaled import Journaled, decided
 from .liveness import Liveness, Watch
 from .notifications import NoticeBook
-from .recovery.events import Action, Event, Finish, Send, StopRequested
+from .recovery.events import Action, Finish, Send, StopRequested
 from .recovery.machine import Machine
 from .routes import Routes
 from .time_account import TimeAccount
@@ -53,9 +54,9 @@ class Learned:
         self.times = TimeAccount()
         self.notices = NoticeBook()
 
-    def take(self, event: Event, at_s: float) -> list[Action]:
+    def take(self, event: Journaled, at_s: float) -> list[Action]:
         """Learn from an event and from what the machine makes of it; the same in a replay as when it happens."""
-        actions = self.machine.handle(event, at_s)
+        actions = decided(self.machine, event, at_s)
         self.at_s = max(self.at_s, at_s)
         self.stop_requested |= isinstance(event, StopRequested)
         self.routes.learn(event, actions)

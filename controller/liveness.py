@@ -14,7 +14,8 @@ from ..policies.schema import HeartbeatPolicy
 from ..protocol.incidents import JobStatus, RankStatus
 from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost
 from ..protocol.types import RankProgress, node_address
-from .recovery.events import Event, HoldEnded
+from .journaled import Journaled
+from .recovery.events import HoldEnded
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
 QUIET_INTERVALS = 2
@@ -69,7 +70,7 @@ class Liveness:
         """How often a node says that it lives."""
         return self._policy.interval_s
 
-    def learn(self, event: Event, now: float) -> None:
+    def learn(self, event: Journaled, now: float) -> None:
         """Watch nodes that join, stop watching nodes that are gone."""
         if isinstance(event, NodeJoined):
             self._heard[event.node] = now

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..policies.schema import NotifyPolicy
-from ..protocol.notifications import Notice, NoticeKind
+from ..protocol.incidents import NoticeKind
 from ..protocol.types import FaultLevel, FaultReport
 from ..protocol.wording import nodes_text, one_line
+from .journaled import ConditionChanged, Journaled, Notice, NoticeSettled
 from .metrics import Observation
-from .recovery.events import ConditionChanged, ControllerStarted, Event, NoticeSettled
+from .recovery.events import ControllerStarted
 from .recovery.state import JobState, Phase
 from .recovery.world import NodeState
 
@@ -56,7 +57,7 @@ class NoticeBook:
     idle_since_s: float | None = None  # since when nothing is trained
     ended: bool = False
 
-    def follow(self, state: JobState, event: Event, now: float) -> None:
+    def follow(self, state: JobState, event: Journaled, now: float) -> None:
         """Learn from an event that the machine has just handled."""
         policy = state.policy.notify
         if not policy.webhooks:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from ..protocol.messages import CreateNode, DeleteNode, NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
 from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
-from .recovery.events import Action, Event, Send
+from .journaled import Journaled
+from .recovery.events import Action, Send
 
 _NODE_PREFIX = node_address("")
 _RANK_PREFIX = "rank/"
@@ -89,7 +90,7 @@ class Routes:
             return host[1]
         return receiver if receiver == PLATFORM or receiver.startswith(_NODE_PREFIX) else None
 
-    def learn(self, event: Event, actions: Iterable[Action]) -> None:
+    def learn(self, event: Journaled, actions: Iterable[Action]) -> None:
         """Update the routes from an event and the commands that followed from it."""
         actions = tuple(actions)
         self.placement.learn(actions)

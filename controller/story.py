@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from .recovery.events import Action, Event
+from .journaled import Journaled, decided
+from .recovery.events import Action
 from .recovery.machine import RecoveryMachine
 from .recovery.state import Phase
 
@@ -18,7 +19,7 @@ class StoryEntry(msgspec.Struct, frozen=True):
 
     number: int
     at_s: float
-    event: Event
+    event: Journaled
     before: Phase
     after: Phase
     incidents: frozenset[int]
@@ -26,11 +27,11 @@ class StoryEntry(msgspec.Struct, frozen=True):
     ignored: str = ""  # why it changed nothing
 
 
-def turns(machine: RecoveryMachine, events: Iterable[tuple[Event, float]], first: int = 1) -> Iterator[StoryEntry]:
+def turns(machine: RecoveryMachine, events: Iterable[tuple[Journaled, float]], first: int = 1) -> Iterator[StoryEntry]:
     """Yield what each event led to, in order. `machine`: one that stands in front of event number `first`."""
     for number, (event, at_s) in enumerate(events, start=first):
         before, opened, counted = machine.phase, _open(machine), dict(machine.state.history.ignored)
-        actions = tuple(machine.handle(event, at_s))
+        actions = tuple(decided(machine, event, at_s))
         ignored = (why for why, count in machine.state.history.ignored.items() if count > counted.get(why, 0))
         incidents = frozenset({*opened, *_open(machine)})
         yield StoryEntry(number, at_s, event, before, machine.phase, incidents, actions, next(ignored, ""))

@@ -9,14 +9,16 @@ is. It is a part of snapshots, and outlives the events. Three things are known o
 - Since when no controller led. The next one says it, as far as it knows a sign of life (`ControllerStarted`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ..protocol.incidents import Incident, JobStatus, Outcome
-from ..protocol.time_spent import TimeCategory, TimeSpent, time_spent
+from ..protocol.time_spent import TimeCategory, TimeSpent
 from ..protocol.types import Decision
-from .recovery.events import ControllerStarted, Event
+from .journaled import Journaled
+from .recovery.events import ControllerStarted
 from .recovery.state import JobState, Phase
 
 BUCKET_S = 3600.0
@@ -62,7 +64,7 @@ class TimeAccount:
     decided_number: int = 0  # of the latest incident whose fault has been booked
     change: Decision | None = None  # that of the change which is planned
 
-    def follow(self, state: JobState, event: Event, now: float) -> None:
+    def follow(self, state: JobState, event: Journaled, now: float) -> None:
         """Book the time up to an event that the machine has just handled at `now`."""
         if self.began_s is None:
             self.began_s = self.upto_s = now
@@ -220,3 +222,11 @@ def category_of(state: JobState, phase: Phase, incident: Incident | None, *, pla
     if planned:
         return C.PLANNED
     return C.WAITING if phase is Phase.QUIESCING and state.due.unplaced else _ON_THE_WAY[phase]
+
+
+def time_spent(began_s: float, ended_s: float, seconds: Mapping[TimeCategory, float], *, trained: bool) -> TimeSpent:
+    """Return seconds as a sum with its goodput. `trained`: ranks are known to have trained, then or before."""
+    wall_s = ended_s - began_s
+    share = seconds.get(TimeCategory.TRAINING, 0.0) / wall_s if wall_s > 0 else 0.0
+    kept = {each: seconds[each] for each in TimeCategory if seconds.get(each, 0.0) > 0.0}
+    return TimeSpent(began_s, ended_s, share if trained else None, kept)

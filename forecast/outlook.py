@@ -4,8 +4,9 @@ from collections import Counter
 
 import msgspec
 
+from ..controller.time_account import time_spent
 from ..protocol.compat import StrEnum
-from ..protocol.time_spent import TimeSpent, time_spent
+from ..protocol.time_spent import TimeSpent
 from ..protocol.types import Rung
 from .fault_trace import Kind
 

@@ -22,8 +22,8 @@ from ..devices.kinds import EXTERNAL, NPU, device_kind
 from ..platforms.local import MOST_NODES_HERE
 from ..policies.budgets import beyond
 from ..policies.files import load_policy, parse_policy, render
-from ..policies.rules import broken_rules
-from ..policies.schema import Policy, default_policy, job_settings
+from ..policies.rules import broken_rules, job_settings
+from ..policies.schema import Policy, default_policy
 from ..policies.yaml_text import refuse
 from ..protocol import environment as env
 from ..protocol.bounds import LARGEST_RANK, MOST_NODES

@@ -1,7 +1,8 @@
-"""The rules between the keys of a policy: what no single key can be wrong about.
+"""Rules between several keys of a policy: its mistakes, and the settings that the job's processes go by.
 
 `broken_rules` are errors: such a policy could not recover from anything, or would end each recovery by its
 own deadlines. `advice` is what an operator may want to know before the job runs; it refuses nothing.
+`job_settings` is the part of a policy that agents and processors follow.
 """
 
 import math
@@ -9,11 +10,12 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.faults import OF_JOB, ExceptionPattern
-from ..protocol.notifications import NoticeKind
-from ..protocol.types import FaultKind, RestoreSource, Rung, StandbyDepth
+from ..protocol.incidents import NoticeKind
+from ..protocol.types import FaultKind, JobSettings, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
@@ -21,6 +23,7 @@ from .schema import AgentPolicy, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 MOST_WEBHOOKS = 8
+SPARE_MARGIN_S = 10.0  # beyond the time in which all nodes may be without ranks, since others are waited for
 WEBHOOK_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 ROLE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
@@ -348,3 +351,45 @@ def exception_problems(patterns: Sequence[ExceptionPattern]) -> list[Problem]:
             text = f"found {pattern.fault.kind}, which no exception stands for; allowed: {allowed}"
             problems.append(Problem(f"{key}.fault.kind", text))
     return problems
+
+
+def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) -> JobSettings:
+    """Return the part of `policy` that agents and processors follow. Paths are taken from `job_directory`.
+
+    `spares`: how many nodes the job asks for beyond those that it needs.
+    """
+    directory = Path(job_directory) / (policy.checkpoint.directory or "checkpoints")
+    return JobSettings(
+        checkpoint_directory=str(directory),
+        checkpoint_every_steps=policy.checkpoint.every_steps,
+        checkpoint_keep=policy.checkpoint.keep,
+        preload=policy.standby.preload,
+        warm_standby=policy.standby.warm,
+        standby_depth=policy.standby.depth,
+        heartbeat_s=policy.heartbeat.interval_s,
+        stall_factor=policy.stall.factor,
+        stall_grace_s=policy.stall.grace_s,
+        stall_after_steps=policy.stall.after_steps,
+        stall_suspended_s=policy.stall.suspended_s,
+        orders_s=policy.deadlines.orders_s,
+        link_up_s=policy.communicator.link_up_s,
+        collective_s=policy.communicator.collective_s,
+        stop_grace_s=policy.deadlines.stop_grace_s,
+        black_box_bytes=policy.black_box_bytes,
+        communicator=policy.communicator.name,
+        device=policy.device,
+        restore=tuple(source.value for source in policy.restore),
+        resizes=policy.scale.min_nodes is not None,
+        leave_s=policy.agent.leave_s,
+        spare_s=None if spares else _spare_s(policy),
+        exceptions=policy.exceptions,
+        retry_unknown_exceptions=policy.retry_unknown_exceptions,
+    )
+
+
+def _spare_s(policy: Policy) -> float | None:
+    """Return how long a node waits that the job has no place for; one that it may still grow by waits longer."""
+    if policy.agent.spare_s is None:
+        return None
+    grows_s = 0.0 if policy.scale.min_nodes is None else policy.scale.min_interval_s
+    return max(policy.agent.spare_s + grows_s, policy.deadlines.nodes_s + SPARE_MARGIN_S)

@@ -6,7 +6,6 @@ and not a silent default. Reading and writing files is in `files.py`, the rules 
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,8 +13,8 @@ import msgspec
 from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_names
 from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
-from ..protocol.notifications import NoticeKind
-from ..protocol.types import JobSettings, RepairLinks, RestoreSource, Rung, StandbyDepth
+from ..protocol.incidents import NoticeKind
+from ..protocol.types import RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
@@ -45,7 +44,6 @@ BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
 DeviceName = Annotated[str, msgspec.Meta(extra={"names": device_names})]
 CommunicatorName = Annotated[str, msgspec.Meta(extra={"names": communicator_names})]
-SPARE_MARGIN_S = 10.0  # beyond the time in which all nodes may be without ranks, since others are waited for
 
 
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -349,45 +347,3 @@ def entry_for(rung: Rung, ladder: Iterable[RungPolicy]) -> RungPolicy | None:
 def default_policy() -> Policy:
     """Return the policy of a job that names no policy file."""
     return Policy()
-
-
-def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) -> JobSettings:
-    """Return the part of `policy` that agents and processors follow. Paths are taken from `job_directory`.
-
-    `spares`: how many nodes the job asks for beyond those that it needs.
-    """
-    directory = Path(job_directory) / (policy.checkpoint.directory or "checkpoints")
-    return JobSettings(
-        checkpoint_directory=str(directory),
-        checkpoint_every_steps=policy.checkpoint.every_steps,
-        checkpoint_keep=policy.checkpoint.keep,
-        preload=policy.standby.preload,
-        warm_standby=policy.standby.warm,
-        standby_depth=policy.standby.depth,
-        heartbeat_s=policy.heartbeat.interval_s,
-        stall_factor=policy.stall.factor,
-        stall_grace_s=policy.stall.grace_s,
-        stall_after_steps=policy.stall.after_steps,
-        stall_suspended_s=policy.stall.suspended_s,
-        orders_s=policy.deadlines.orders_s,
-        link_up_s=policy.communicator.link_up_s,
-        collective_s=policy.communicator.collective_s,
-        stop_grace_s=policy.deadlines.stop_grace_s,
-        black_box_bytes=policy.black_box_bytes,
-        communicator=policy.communicator.name,
-        device=policy.device,
-        restore=tuple(source.value for source in policy.restore),
-        resizes=policy.scale.min_nodes is not None,
-        leave_s=policy.agent.leave_s,
-        spare_s=None if spares else _spare_s(policy),
-        exceptions=policy.exceptions,
-        retry_unknown_exceptions=policy.retry_unknown_exceptions,
-    )
-
-
-def _spare_s(policy: Policy) -> float | None:
-    """Return how long a node waits that the job has no place for; one that it may still grow by waits longer."""
-    if policy.agent.spare_s is None:
-        return None
-    grows_s = 0.0 if policy.scale.min_nodes is None else policy.scale.min_interval_s
-    return max(policy.agent.spare_s + grows_s, policy.deadlines.nodes_s + SPARE_MARGIN_S)

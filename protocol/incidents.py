@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import msgspec
 
 from .compat import StrEnum
-from .notifications import WebhookStatus
 from .reports import PreparedProcesses
 from .time_spent import TimeSpent
 from .types import Decision, FaultReport, RestoreSource, Rung
@@ -195,6 +194,29 @@ def leader_of(controllers: Iterable[ControllerStatus]) -> ControllerStatus | Non
     """Return the controller that leads, or is about to; None: none of these does."""
     leading = [each for each in controllers if each.phase in {ControllerPhase.LOADING, ControllerPhase.HOT}]
     return max(leading, key=lambda each: each.term, default=None)
+
+
+class NoticeKind(StrEnum):
+    """An event of a job that a person may want to be told of. A policy names them."""
+
+    ASKED = "asked"  # the job does not get on without a person
+    BUDGET = "budget"  # most of a budget is spent
+    NO_SPARE = "no_spare"  # no spare node is left
+    UNGUARDED = "unguarded"  # the job was without a controller
+    CHECKPOINT_OLD = "checkpoint_old"
+    GOODPUT_LOW = "goodput_low"
+    ENDED = "ended"
+
+
+class WebhookStatus(msgspec.Struct, frozen=True):
+    """A webhook as the leading controller knows it. `trouble`: why its last try failed; empty: it did not.
+
+    `waiting`: notices that it has yet to get.
+    """
+
+    name: str
+    waiting: int = 0
+    trouble: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True):

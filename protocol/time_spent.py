@@ -1,7 +1,5 @@
 """Where the wall time of a job went: the categories, and the sum of each over the whole job or over a window."""
 
-from collections.abc import Mapping
-
 import msgspec
 
 from .compat import StrEnum
@@ -28,21 +26,6 @@ class TimeCategory(StrEnum):
 RECOVERY = frozenset(
     {TimeCategory.DETECT, TimeCategory.RESTART, TimeCategory.QUIESCE, TimeCategory.REJOIN, TimeCategory.FIRST_STEP}
 )
-MEANING = {
-    TimeCategory.TRAINING: "training",
-    TimeCategory.REPEATED: "steps repeated",
-    TimeCategory.START: "start",
-    TimeCategory.WAITING: "waiting for nodes",
-    TimeCategory.DETECT: "recovery: detect",
-    TimeCategory.RESTART: "recovery: all processes start again",
-    TimeCategory.QUIESCE: "recovery: quiesce",
-    TimeCategory.REJOIN: "recovery: rejoin",
-    TimeCategory.FIRST_STEP: "recovery: first step",
-    TimeCategory.CHECKPOINT: "emergency checkpoint",
-    TimeCategory.PLANNED: "planned changes",
-    TimeCategory.UNGUARDED: "unguarded",
-    TimeCategory.FINISH: "finish",
-}
 
 
 class TimeSpent(msgspec.Struct, frozen=True):
@@ -66,11 +49,3 @@ class TimeSpent(msgspec.Struct, frozen=True):
     def recovery_s(self) -> float:
         """The time of all parts of recoveries."""
         return sum(self.seconds.get(each, 0.0) for each in RECOVERY)
-
-
-def time_spent(began_s: float, ended_s: float, seconds: Mapping[TimeCategory, float], *, trained: bool) -> TimeSpent:
-    """Return seconds as a sum with its goodput. `trained`: ranks are known to have trained, then or before."""
-    wall_s = ended_s - began_s
-    share = seconds.get(TimeCategory.TRAINING, 0.0) / wall_s if wall_s > 0 else 0.0
-    kept = {each: seconds[each] for each in TimeCategory if seconds.get(each, 0.0) > 0.0}
-    return TimeSpent(began_s, ended_s, share if trained else None, kept)

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, leader_of
-from ...protocol.time_spent import MEANING, TimeCategory, TimeSpent
+from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import StandbyDepth
 from ...protocol.wording import numbers_text
 from ..views.causes import cause_line, level_text, place_text, report_groups
 from ..views.incident_data import time_json
 from ..views.report_text import outcome_line
+from ..views.time_text import MEANING
 from ..views.timeline import incident_end_s, phase_seconds
 from ..views.wording import cell, duration_text, telling_line
 from .sentence import sentence

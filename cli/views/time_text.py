@@ -6,11 +6,26 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.incidents import JobStatus
-from ...protocol.time_spent import MEANING, TimeCategory, TimeSpent
+from ...protocol.time_spent import TimeCategory, TimeSpent
 from .wording import ABSENT, duration_text
 
 SHOWN = 3  # of what the rest of the time went to
 MONTH_S = 30 * 24 * 3600.0
+MEANING = {
+    TimeCategory.TRAINING: "training",
+    TimeCategory.REPEATED: "steps repeated",
+    TimeCategory.START: "start",
+    TimeCategory.WAITING: "waiting for nodes",
+    TimeCategory.DETECT: "recovery: detect",
+    TimeCategory.RESTART: "recovery: all processes start again",
+    TimeCategory.QUIESCE: "recovery: quiesce",
+    TimeCategory.REJOIN: "recovery: rejoin",
+    TimeCategory.FIRST_STEP: "recovery: first step",
+    TimeCategory.CHECKPOINT: "emergency checkpoint",
+    TimeCategory.PLANNED: "planned changes",
+    TimeCategory.UNGUARDED: "unguarded",
+    TimeCategory.FINISH: "finish",
+}
 _NAMED_LEAST = 0.0005  # of the time: less is no share that can be read
 
 

@@ -17,18 +17,16 @@ from ...policies.schema import Policy
 from ...processor.checkpoints.entries import look_into
 from ...processor.checkpoints.files import step_directory
 from ...protocol.errors import MidstepError
-from ...protocol.notifications import WebhookStatus
+from ...protocol.incidents import WebhookStatus
 from ...protocol.types import JobSpec
+from ..journaled import NoticeEvent, NoticeSettled
 from ..metrics import Observation, publish_every_s
 from ..notifications import JOURNAL, NewestCheckpoint, NoticeBook, changes, journal_notice
-from ..recovery.events import ConditionChanged, NoticeSettled
 from .webhooks import Told, WebhookThread
 
 CHECKPOINTS_S = 10.0  # between two looks at the directory
 
 _log = logging.getLogger(__name__)
-
-NoticeEvent = ConditionChanged | NoticeSettled
 
 
 class CheckpointLook:

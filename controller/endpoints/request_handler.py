@@ -17,6 +17,7 @@ from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
 from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
 from ..admission import unbelievable
+from ..journaled import Journaled
 from ..recovery.events import Action, Event, InjectRequested, KillNodeRequested, Send, StopRequested
 from .control_requests import (
     Accepted,
@@ -111,7 +112,7 @@ class RequestHandler:
         return Refused(f"there is no rank {rank}: the job has ranks 0 to {self._job.world_size - 1}")
 
     @staticmethod
-    def answer(event: Event, actions: list[Action]) -> Reply:
+    def answer(event: Journaled, actions: list[Action]) -> Reply:
         """Return the answer to the request that became `event`, now that it is durable and handled."""
         receivers = ", ".join(dict.fromkeys(action.receiver for action in actions if isinstance(action, Send)))
         if isinstance(event, InjectRequested):

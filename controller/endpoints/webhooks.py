@@ -21,8 +21,8 @@ import msgspec
 
 from ...policies.schema import WebhookPolicy, WebhookShape
 from ...protocol.errors import ConfigurationError
-from ...protocol.notifications import Notice
 from ...protocol.private_files import read_secret
+from ..journaled import Notice
 
 TRY_S = 10.0  # from the connection to the answer
 FIRST_WAIT_S = 1.0

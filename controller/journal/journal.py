@@ -25,7 +25,7 @@ from ...protocol.mailbox import SenderMemory
 from ...protocol.types import JobSpec
 from ..clock import Clock, HeardClock
 from ..election.election import Election, Leadership
-from ..recovery.events import Event
+from ..journaled import Journaled
 from ..recovery.world import KEY_BYTES
 from .records import (
     End,
@@ -226,7 +226,7 @@ class Journal:
 
     def load(
         self, restore: Callable[[bytes], None], beat: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[Event, float]]:
+    ) -> Iterator[tuple[Journaled, float]]:
         """Have the newest snapshot restored, if there is one, and yield the events after it with their times, in order.
 
         `restore` raises SnapshotUnreadable for a snapshot that it cannot read; then an earlier one is taken. `beat` is
@@ -246,7 +246,7 @@ class Journal:
     def _count(self, rows: Sequence[EventRow]) -> None:
         self._growth.grown(*self._store.weight_of(rows))
 
-    def replay(self) -> Iterator[tuple[Event, float]]:
+    def replay(self) -> Iterator[tuple[Journaled, float]]:
         """Yield every event that is kept with its time, in order, whether a snapshot has it or not."""
         start = earliest_start(self._store, self._origin, lambda state: None)
         yield from events_behind(self._store, start)
@@ -360,7 +360,7 @@ def events_behind(
     start: ReplayStart,
     beat: Callable[[], None] = lambda: None,
     count: Callable[[Sequence[EventRow]], None] = lambda rows: None,
-) -> Iterator[tuple[Event, float]]:
+) -> Iterator[tuple[Journaled, float]]:
     """Yield the events behind a start with their times, in order; what was taken in is noted.
 
     Raises JournalDamaged at the first one that is missing or was changed, JournalError for one that this version does

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...protocol.incidents import JobStatus
 from ..etcd.place import EtcdPlace
+from ..journaled import decided
 from ..learned import read_snapshot
 from ..story import StoryEntry, turns
 from ..time_account import TimeAccount
@@ -41,7 +42,7 @@ def read_status(where: Where) -> JobStatus:
             last_s, times = snapshot.at_s, snapshot.times
 
         for event, at_s in events_behind(journal, find_start(journal, first, restore, journal.snapshots())):
-            machine.handle(event, at_s)
+            decided(machine, event, at_s)
             times.follow(machine.state, event, at_s)
             last_s = at_s
         return times.told(machine.status(last_s))

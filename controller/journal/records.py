@@ -18,7 +18,7 @@ from ...protocol.errors import JournalDamaged, JournalError
 from ...protocol.mailbox import SenderMemory
 from ...protocol.types import CONTROLLER, JobSpec
 from ..clock import ClockReading
-from ..recovery.events import Event
+from ..journaled import Journaled
 from ..recovery.machine import RecoveryMachine
 
 Column = int | float | str | bytes | None
@@ -33,7 +33,7 @@ _LEVEL = 1  # of compression: the controller waits for it
 
 _Record = TypeVar("_Record")
 _encode = msgspec.msgpack.Encoder().encode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_event = msgspec.msgpack.Decoder(Journaled).decode
 
 
 def origin(founding: bytes) -> bytes:
@@ -76,7 +76,7 @@ class Founding(msgspec.Struct, frozen=True):
 class JournalEntry(msgspec.Struct, frozen=True):
     """An event and where it came from. `number` 0: not numbered, so it cannot be distinguished from a repetition."""
 
-    event: Event
+    event: Journaled
     sender: str
     session: int
     number: int
@@ -279,10 +279,10 @@ def unpack_rows(place: object, content: bytes) -> list[EventRow]:
     return _checked(place, lambda data: _decode_rows(zlib.decompress(data)), content, "a batch of events")
 
 
-def event_of(place: object, row: EventRow) -> Event:
+def event_of(place: object, row: EventRow) -> Journaled:
     """Return the event of a row. Raises JournalError for one that this version does not know."""
     try:
-        event: Event = _decode_event(row.payload)
+        event: Journaled = _decode_event(row.payload)
     except msgspec.MsgspecError as error:
         raise JournalError(
             f"{place}: event {row.seq} ({row.kind}) cannot be read: {error}. Use the midstep version that wrote it."

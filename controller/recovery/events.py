@@ -8,7 +8,6 @@ the event that caused them is durable.
 import msgspec
 
 from ...protocol.messages import Command, NodeEnrolled, Report
-from ...protocol.notifications import Notice
 from ...protocol.types import ArmedFault
 
 
@@ -66,21 +65,6 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
     insist: bool = True
 
 
-class ConditionChanged(msgspec.Struct, frozen=True, tag=True):
-    """Something that people are told of has begun, and `notice` is to be told; or it is over, or not so (None)."""
-
-    key: str
-    notice: Notice | None = None
-
-
-class NoticeSettled(msgspec.Struct, frozen=True, tag=True):
-    """A webhook has got a notice, or no more tries are made."""
-
-    id: str
-    webhook: str
-    delivered: bool
-
-
 Event = (
     Report
     | NodeEnrolled
@@ -91,8 +75,6 @@ Event = (
     | NodeReturned
     | HoldEnded
     | StopRequested
-    | ConditionChanged
-    | NoticeSettled
 )
 
 

@@ -83,7 +83,7 @@ from ...protocol.types import PLATFORM, JobSpec, node_address
 from .blame import BLAME
 from .boundary import BOUNDARY
 from .decision import DECISION
-from .events import Action, ConditionChanged, ControllerStarted, DeadlinePassed, Event, NoticeSettled
+from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fault_book import FaultBook
 from .hardware import HARDWARE
 from .lifecycle import LIFECYCLE
@@ -101,9 +101,6 @@ TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, START, LIFECYCLE,
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
 UNSETTLED = "rules that do not settle"
-
-# In the journal for the next controller: a node counts when it joins, and nothing is decided by what people are told.
-_NOT_ITS_OWN = (NodeEnrolled, ConditionChanged, NoticeSettled)
 
 _Handler = Callable[[JobState, Any], Recs]
 
@@ -161,7 +158,7 @@ class RecoveryMachine:
         Never raises for what comes from outside: an event that does not fit the phase changes nothing and is counted.
         """
         state, parts = self._state, self._parts
-        if isinstance(event, _NOT_ITS_OWN):
+        if isinstance(event, NodeEnrolled):  # a node counts when it joins
             return []
         state.now = now
         if not self._started:

@@ -25,7 +25,8 @@ from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.recovery.events import Event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.switchover import Switchover
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.compat import within
 from midstep.protocol.messages import NodeJoined
 from midstep.protocol.transport import DealerSocket, Received, wait

@@ -28,7 +28,8 @@ from midstep.launch import supervisor as supervision
 from midstep.launch.job import PreparedJob
 from midstep.launch.processes import Backoff
 from midstep.launch.supervisor import Supervisor, read_notice, why_no_answer
-from midstep.policies.schema import ControllerPolicy, Policy, WhenLost, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import ControllerPolicy, Policy, WhenLost
 from midstep.protocol.compat import within
 from midstep.protocol.errors import JournalError, PlatformError
 from midstep.protocol.run_directories import claim

@@ -16,7 +16,8 @@ from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import StopRequested
 from midstep.launch import directories as file_system
 from midstep.launch.job import Start, create_job
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError
 from midstep.protocol.types import JobSpec
 

@@ -15,7 +15,8 @@ from midstep.controller.journal.records import JournalEntry
 from midstep.controller.journal.sqlite_file import HEAD_NAME, journal_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed, Event, StopRequested
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalError
 from midstep.protocol.messages import NodeJoined, NodeLost
 from midstep.protocol.types import JobSpec, RunningProcess, StoreEndpoint

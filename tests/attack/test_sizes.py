@@ -20,7 +20,8 @@ from midstep.controller.endpoints.request_handler import Abridger, RequestHandle
 from midstep.controller.recovery.fault_book import MAX_OF_ONE, FaultBook
 from midstep.controller.switchover import Switchover
 from midstep.policies.fault_codes import Treatment
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankPhase, RankStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.types import Assertion, Decision, FaultKind, FaultLevel, FaultReport, JobSpec, Rung

@@ -13,7 +13,8 @@ from midstep.controller.recovery.events import Event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol import codec
 from midstep.protocol import codec as frames
 from midstep.protocol.mailbox import Mailbox

@@ -18,7 +18,8 @@ from midstep.controller.journal.records import JournalEntry
 from midstep.controller.journal.sqlite_file import journal_path, lock_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.recovery.events import StopRequested
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.types import JobSpec
 

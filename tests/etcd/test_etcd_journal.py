@@ -29,7 +29,8 @@ from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.events import StopRequested
 from midstep.controller.routes import Routes
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import ConfigurationError, JournalDamaged, JournalError, JournalSuperseded
 from midstep.protocol.incidents import ControllerPhase, ControllerStatus
 from midstep.protocol.types import JobSpec

@@ -13,7 +13,8 @@ import pytest
 from midstep.controller.election.presence import controllers_in_etcd
 from midstep.controller.etcd.place import EtcdPlace
 from midstep.controller.journal.etcd_store import submit
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.incidents import ControllerPhase
 from midstep.protocol.token import new_token, token_text
 from midstep.protocol.types import JobSpec

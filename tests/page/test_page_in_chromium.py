@@ -17,8 +17,9 @@ import msgspec
 import pytest
 
 from midstep.cli.page.sections import Checkpoint, Looked
+from midstep.controller.time_account import time_spent
 from midstep.protocol.incidents import BudgetUse, JobStatus, NodeStatus, RankStatus
-from midstep.protocol.time_spent import TimeCategory, time_spent
+from midstep.protocol.time_spent import TimeCategory
 
 from ..chaos.jobs import Job
 from ..contract.served_page import serving

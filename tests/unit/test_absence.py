@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from midstep.agent.main import OwnProgram, read_program, write_program
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol import discovery as controller_addresses
 from midstep.protocol import link as absence
 from midstep.protocol.compat import within

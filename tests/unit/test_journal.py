@@ -24,7 +24,8 @@ from midstep.controller.recovery.events import (
     InjectRequested,
     StopRequested,
 )
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import JournalError, JournalSuperseded
 from midstep.protocol.messages import NodeJoined, RankJoined
 from midstep.protocol.types import (

@@ -17,6 +17,7 @@ from midstep.controller.journal.reading import read_founding, read_status, read_
 from midstep.controller.journal.records import JournalEntry
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
+from midstep.controller.journaled import Journaled, decided
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.events import Event
@@ -47,7 +48,7 @@ class Place:
         self.directory = directory
         self.path = journal_path(directory)
         self.head = directory / "head"
-        self.told: list[tuple[Event, float]] = []
+        self.told: list[tuple[Journaled, float]] = []
         found_journal(self.path, JOB, default_policy(), head=self.head)
 
     @contextlib.contextmanager
@@ -81,7 +82,7 @@ class Place:
         """A machine that has replayed all events."""
         machine = read_founding(self.directory).machine()
         for event, at_s in self.told:
-            machine.handle(event, at_s)
+            decided(machine, event, at_s)
         return machine
 
     def rows(self, table: str) -> int:

@@ -11,7 +11,8 @@ from midstep.controller.journal.records import JournalEntry, link, origin
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import FOUNDING, found_journal, open_sqlite
 from midstep.controller.recovery.events import ControllerStarted
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.types import JobSpec
 
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))

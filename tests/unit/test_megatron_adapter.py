@@ -29,7 +29,8 @@ from midstep.adapters.megatron.process_groups import check_default_group, refuse
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
 from midstep.adapters.megatron.resilient import METHODS
 from midstep.communicators.gloo.communicator import GlooCommunicator
-from midstep.policies.schema import ScalePolicy, default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import ScalePolicy, default_policy
 from midstep.processor import tree
 from midstep.processor.runtime import Runtime
 from midstep.protocol.errors import ConfigurationError, RecoveryError

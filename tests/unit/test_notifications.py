@@ -9,18 +9,19 @@ import msgspec
 import pytest
 
 from midstep.controller.endpoints import notifier as notifier_module
-from midstep.controller.endpoints.notifier import NoticeEvent, Notifier, newest_in
+from midstep.controller.endpoints.notifier import Notifier, newest_in
 from midstep.controller.endpoints.webhooks import Told
+from midstep.controller.journaled import ConditionChanged, Notice, NoticeEvent, NoticeSettled
 from midstep.controller.learned import Learned
 from midstep.controller.liveness import Liveness
 from midstep.controller.metrics import Observation
 from midstep.controller.notifications import MOST_OWED, NewestCheckpoint, NoticeBook, changes, duration_text
-from midstep.controller.recovery.events import ConditionChanged, ControllerStarted, NoticeSettled, StopRequested
+from midstep.controller.recovery.events import ControllerStarted, StopRequested
 from midstep.controller.recovery.state import Phase
 from midstep.controller.routes import Routes
 from midstep.policies.schema import NotifyPolicy, Policy, WebhookPolicy
+from midstep.protocol.incidents import NoticeKind
 from midstep.protocol.messages import NodeLost
-from midstep.protocol.notifications import Notice, NoticeKind
 from midstep.protocol.time_spent import TimeCategory, TimeSpent
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel
 from midstep.testing.fake_cluster import FakeCluster, job

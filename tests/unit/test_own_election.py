@@ -16,7 +16,8 @@ from midstep.controller.journal.sqlite_store import found_journal
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.opening import ELECTION_VARIABLE, ControllerPlace, Term, open_job
 from midstep.launch.reached_job import in_journal
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import ControllerPhase, ControllerStatus
 from midstep.protocol.types import JobSpec

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from midstep.policies.files import parse_policy, render
-from midstep.policies.rules import KINDS, MAX_PATTERNS
-from midstep.policies.schema import job_settings
+from midstep.policies.rules import KINDS, MAX_PATTERNS, job_settings
 from midstep.processor.exceptions import Reaction
 from midstep.processor.train_thread import ExceptionPolicy
 from midstep.protocol.errors import PolicyError

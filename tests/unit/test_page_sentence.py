@@ -5,8 +5,8 @@ import pytest
 
 from midstep.cli.page.sections import Looked, SectionWriter, outlook, runs
 from midstep.cli.page.sentence import Mood, asked, sentence
+from midstep.controller.time_account import time_spent
 from midstep.protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, RankStatus
-from midstep.protocol.time_spent import time_spent
 from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung
 
 BEGAN_S = 1_790_000_000.0

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from midstep.policies.files import MAX_FILE_BYTES, load_policy, parse_policy, render
 from midstep.policies.reading import problems_of
-from midstep.policies.rules import advice
-from midstep.policies.schema import (
-    Budget,
-    CheckpointPolicy,
-    Policy,
-    RungPolicy,
-    StandbyPolicy,
-    default_policy,
-    job_settings,
-)
+from midstep.policies.rules import advice, job_settings
+from midstep.policies.schema import Budget, CheckpointPolicy, Policy, RungPolicy, StandbyPolicy, default_policy
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
 

@@ -7,7 +7,7 @@ import pytest
 from midstep.agent import main as spare_time
 from midstep.agent.main import Departure
 from midstep.policies.files import parse_policy
-from midstep.policies.schema import job_settings
+from midstep.policies.rules import job_settings
 from midstep.protocol.compat import within
 
 

@@ -31,7 +31,8 @@ from midstep.controller.routes import Routes
 from midstep.launch import directories
 from midstep.launch import reached_job as journals
 from midstep.launch.job import continued
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import (
     ConfigurationError,
     JournalDamaged,

@@ -14,8 +14,9 @@ import pytest
 
 from midstep.controller.endpoints import webhooks
 from midstep.controller.endpoints.webhooks import PostFailed, Told, WebhookThread, address_of, body_of, post
+from midstep.controller.journaled import Notice
 from midstep.policies.schema import WebhookPolicy, WebhookShape
-from midstep.protocol.notifications import Notice, NoticeKind
+from midstep.protocol.incidents import NoticeKind
 
 PATIENCE_S = 20.0
 NOTICE = Notice("no_spare:@1", NoticeKind.NO_SPARE, "", "<!channel> a & b", 1_700_000_000.25)

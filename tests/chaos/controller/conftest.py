@@ -17,7 +17,8 @@ from midstep.controller.endpoints.local_sockets import NoController, ask
 from midstep.controller.journal.reading import read_status
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol import codec as frames
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.incidents import JobStatus, Outcome

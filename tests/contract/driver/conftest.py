@@ -25,7 +25,8 @@ from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import JobState
 from midstep.controller.routes import Routes
 from midstep.controller.service import bind
-from midstep.policies.schema import HeartbeatPolicy, default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import HeartbeatPolicy, default_policy
 from midstep.protocol import codec as frames
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys

@@ -17,7 +17,8 @@ from midstep.controller.journal.records import JournalEntry
 from midstep.controller.journal.volume_store import open_on_volume, submit
 from midstep.controller.recovery.events import StopRequested
 from midstep.platforms.kubernetes.leases import KubernetesLease
-from midstep.policies.schema import default_policy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import default_policy
 from midstep.protocol.errors import ConfigurationError, JournalError, JournalSuperseded
 from midstep.protocol.incidents import ControllerPhase
 from midstep.protocol.types import JobSpec

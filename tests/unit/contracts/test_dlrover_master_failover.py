@@ -13,6 +13,7 @@ from midstep.controller.journal.records import JournalEntry
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
 from midstep.controller.journal.upkeep import JournalTrouble
+from midstep.controller.journaled import decided
 from midstep.controller.recovery.events import DeadlinePassed
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.recovery.state import Phase
@@ -103,8 +104,8 @@ def test_manager_save_load(tmp_path: Path) -> None:
 
     with open_sqlite(path) as journal:
         loaded = journal.founding.machine()
-        for event, at_s in journal.replay():
-            loaded.handle(event, at_s)
+        for recorded, at_s in journal.replay():
+            decided(loaded, recorded, at_s)
 
     assert loaded.phase is Phase.RUNNING
     assert loaded.status(job.now) == job.machine.status(job.now)

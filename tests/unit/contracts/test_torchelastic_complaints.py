@@ -5,7 +5,8 @@ import pytest
 from midstep.controller.liveness import Liveness
 from midstep.controller.recovery.state import Phase
 from midstep.policies.files import parse_policy
-from midstep.policies.schema import HeartbeatPolicy, job_settings
+from midstep.policies.rules import job_settings
+from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol.messages import NodeJoined, NodeLost, Quiesce, Rejoin, StartProcess, StopProcess
 from midstep.protocol.types import FaultKind, Rung
 from midstep.testing.answering_cluster import AnsweringCluster
