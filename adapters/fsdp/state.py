@@ -21,9 +21,8 @@ from ...processor.shard import Shard
 from ...protocol.errors import CheckpointError, RecoveryError
 from ...protocol.types import InjectionPoint, ShardHold
 from ..ddp.state import TrainState, without_ddp
-from ..held_groups import walk_groups
-from . import iteration
-from .compatibility import fsdp_states, refuse_unsupported
+from ..process_groups import walk_groups
+from .compatibility import clear_iteration, drop_gradients, fsdp_states, refuse_unsupported, reshard
 from .shards import Piece, RankLayout, find_pieces
 
 
@@ -33,7 +32,7 @@ class ShardedTrainState(TrainState):
     def __init__(self, model: Any, optimizer: Any = None, *others: Any, **named: Any) -> None:
         modules = without_ddp(by_name("model", model))
         refuse_unsupported(modules, by_name("optimizer", optimizer))
-        iteration.reshard(modules.values())  # a forward pass alone leaves the outermost parameters gathered
+        reshard(modules.values())  # a forward pass alone leaves the outermost parameters gathered
         super().__init__(model, optimizer, *others, **named)
         self._pieces = find_pieces(modules, self.registry, frozenset(self._layouts))
         for piece in self._pieces.values():
@@ -44,7 +43,7 @@ class ShardedTrainState(TrainState):
 
         Runs at start and after the first steps, between two steps, and warns in the rank's log.
         """
-        iteration.reshard(self._modules)
+        reshard(self._modules)
         return (*super().audit(), *self._layout_findings())
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
@@ -64,7 +63,7 @@ class ShardedTrainState(TrainState):
     def clean(self) -> None:
         """Clear away what an interrupted step has left, but for reduced gradients, which stay until `rolled_back`."""
         super().clean()
-        iteration.reset(self._modules)
+        clear_iteration(self._modules)
 
     def rebuilt(self) -> None:
         """Check that meshes and modules, which keep their reconnected groups, hold none of an older generation."""
@@ -107,7 +106,7 @@ class ShardedTrainState(TrainState):
 
     def rolled_back(self, step: int) -> None:
         """Drop gradients, also those that were accumulated and not reduced."""
-        iteration.drop_gradients(self._modules)
+        drop_gradients(self._modules)
         super().rolled_back(step)
 
     def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:

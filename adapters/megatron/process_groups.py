@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, RecoveryError
-from ..default_group import BACKENDS, redirect_default_group
-from ..held_groups import HeldGroup, walk_groups
+from ..process_groups import BACKENDS, HeldGroup, redirect_default_group, walk_groups
 from .parts import Parts
 
 _installed = False

@@ -19,14 +19,13 @@ from ...protocol.errors import Interrupted, RecoveryError
 from ...protocol.types import FaultKind, FaultLevel
 from .device import GroupNames, HandledDevice, await_free_device
 from .recovery import HandlerRecovery
-from .state import HandledState
+from .state import HandledState, OptimizerReplicas
 from .values import ReportState
 
 if TYPE_CHECKING:
     from ...processor.ledger import Step, Update
     from ...processor.runtime import Runtime
     from .handlers import Handlers
-    from .state import OptimizerReplicas
 
 NOT_ANNOUNCED = "it had not been announced, and not all ranks have come so far. This process is to be replaced"
 FORCE_STOP = "FORCE STOP. midstep stops this step: it is repeated"

@@ -19,7 +19,7 @@ from ...processor.session import SessionStage
 from ...protocol.errors import CommunicatorAborted, OrdersOverdue, RecoveryError
 from ...protocol.messages import SaveCheckpoint
 from .handlers import HandlerKind, Handlers
-from .state import RankPart, dump_of, repair_of
+from .state import HandledState, RankPart, dump_of, repair_of
 from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType, is_mindspore, pauses_after_update
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ...processor.runtime import Runtime
     from .device import GroupNames, HandledDevice
     from .driver import Conversation
-    from .state import HandledState
 
 LIMIT_VARIABLE = "TTP_NORMAL_ACTION_TIME_LIMIT"
 LEAST_S, USUAL_S, MOST_S = 30, 180, 1800

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from ...processor.local_state import RandomState
 from ...processor.runtime import Runtime
 from ...processor.train_thread import TrainThread
-from ..default_group import redirect_default_group
+from ..process_groups import redirect_default_group
 from .compatibility import check_version, config_of, refuse_unsupported
 
 _installed = False

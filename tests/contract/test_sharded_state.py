@@ -12,7 +12,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, M
 from torch.distributed.tensor import DTensor
 
 import midstep
-from midstep.adapters.fsdp import ShardedTrainState, iteration
+from midstep.adapters.fsdp import ShardedTrainState
+from midstep.adapters.fsdp.compatibility import clear_iteration
 from midstep.adapters.fsdp.shards import RankLayout, holders_of, shard_name
 from midstep.protocol.errors import ConfigurationError, UnsupportedState
 
@@ -234,6 +235,6 @@ def test_the_layout_check_says_what_the_loss_of_a_node_would_take(ranks: tuple[i
 def test_resetting_twice_changes_nothing() -> None:
     model = sharded()
     before = gradients(model)
-    iteration.reset([model])
-    iteration.reset([model])
+    clear_iteration([model])
+    clear_iteration([model])
     assert gradients(model) == before

@@ -195,7 +195,7 @@ def test_every_module_says_why_it_exists() -> None:
 # --- what still has to fall ------------------------------------------------------------------------------------------
 
 MAX_IMPORT_SHARE = 6.0  # percent of a folder's lines
-IMPORT_SHARES = {"adapters": 6.2, "agent": 6.8, "cli": 8.8, "launch": 8.2, "testing": 7.1}
+IMPORT_SHARES = {"agent": 6.8, "cli": 8.8, "launch": 8.2, "testing": 7.1}
 LONG_FUNCTIONS = {
     "adapters/megatron/resilient.py: resilient": 65,
     "cli/agent.py: command": 61,

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from midstep import adapters
-from midstep.adapters.held_groups import walk_groups
 from midstep.adapters.megatron import FromSample, Replica, compatibility, resilient, skip_initial_values
 from midstep.adapters.megatron.compatibility import (
     REFUSALS,
@@ -28,6 +27,7 @@ from midstep.adapters.megatron.parts import Parts, find_parts
 from midstep.adapters.megatron.process_groups import check_default_group, refuse_foreign
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
 from midstep.adapters.megatron.resilient import METHODS
+from midstep.adapters.process_groups import walk_groups
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.policies.rules import job_settings
 from midstep.policies.schema import ScalePolicy, default_policy
