@@ -18,7 +18,7 @@ from ..protocol.messages import CheckNode, StartProcess
 from ..protocol.rank_logs import error_file
 from ..protocol.types import JobSettings, JobSpec
 
-MAX_FDS = 4
+MAX_FDS = 6
 CHANNEL_FD = 3  # where a spawned process finds its end
 _encoder = msgspec.msgpack.Encoder()
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -69,7 +69,7 @@ class ProcessIdle(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunProgram(msgspec.Struct, frozen=True, tag=True):
-    """Tell an idle process to become a training process. Descriptors: black box, log file."""
+    """Tell an idle process to become a training process. Descriptors: black box, log file, and those of its copies."""
 
     command: tuple[str, ...]
     is_module: bool
@@ -92,7 +92,7 @@ class ProgramBuilt(msgspec.Struct, frozen=True, tag=True):
 
 
 class TakeRank(msgspec.Struct, frozen=True, tag=True):
-    """Tell a process that was built ahead to hold its rank from now on. Descriptors: black box, log file."""
+    """Tell a process that was built ahead to hold its rank from now on. Descriptors: as of RunProgram."""
 
     environment: dict[str, str]
 

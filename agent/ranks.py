@@ -26,6 +26,7 @@ from ..protocol.bounds import fits
 from ..protocol.compat import within
 from ..protocol.errors import AgentError
 from ..protocol.exits import is_left_to_launcher
+from ..protocol.host_copies import create_copy_files
 from ..protocol.rank_logs import last_words, output_log
 from . import channel
 from .built_pool import Preparations, is_time
@@ -103,10 +104,12 @@ class RankProcess:
 class RankSlot:
     """A rank's slot on this node."""
 
-    __slots__ = ("box", "oldest_session", "ordered", "process", "starting")
+    __slots__ = ("box", "copies", "oldest_session", "ordered", "process", "starting")
 
-    def __init__(self, box: BlackBox) -> None:
+    def __init__(self, box: BlackBox, copies: tuple[int, ...] = ()) -> None:
+        """`copies`: the files for copies of its state."""
         self.box = box
+        self.copies = copies
         self.process: RankProcess | None = None
         self.ordered = -1  # the latest incarnation that a start or a stop was about
         self.oldest_session = 0
@@ -240,9 +243,10 @@ class RankHost:
             process.end(0.0)
 
     def close(self) -> None:
-        """Free the black boxes. Call it after `end_all`. Idempotent."""
+        """Free the black boxes, and the files for copies. Call it after `end_all`. Idempotent."""
         for slot in self._slots.values():
             slot.box.close()
+            channel.close_all(list(slot.copies))
         self._slots.clear()
 
     # --- starting ---------------------------------------------------------------------------------------------------
@@ -253,7 +257,8 @@ class RankHost:
             slot = self._slots.get(order.rank)
             if slot is None:
                 box = BlackBox.create(order.rank, job.settings.black_box_bytes)
-                slot = self._slots[order.rank] = RankSlot(box)
+                copies = create_copy_files(order.rank) if job.settings.host_copies else ()
+                slot = self._slots[order.rank] = RankSlot(box, copies)
             if order.incarnation <= slot.ordered:
                 return  # a repetition, or overtaken by a later order
             slot.ordered = order.incarnation
@@ -302,7 +307,7 @@ class RankHost:
         output = open_log(log)
         try:
             process.watched = idle.assign(
-                assignment, (slot.box.fd, output), lambda status: self._exited(process, status)
+                assignment, (slot.box.fd, output, *slot.copies), lambda status: self._exited(process, status)
             )
         finally:
             os.close(output)

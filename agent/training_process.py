@@ -28,7 +28,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -95,8 +95,8 @@ def wait_for_assignment(end: socket.socket, agent: int, prepare: Callable[[], No
         build_program(assignment.program, end, log=fds[0])
     end.close()
     match assignment:
-        case channel.RunProgram() if len(fds) == 2:
-            run_program(assignment, black_box=fds[0], log=fds[1])
+        case channel.RunProgram() if len(fds) >= 2:
+            run_program(assignment, *fds)
         case channel.ServeStore() if len(fds) == 2:
             serve_store(assignment, fds[0], socket.socket(fileno=fds[1]))
         case _:
@@ -106,10 +106,10 @@ def wait_for_assignment(end: socket.socket, agent: int, prepare: Callable[[], No
 # --- the user's program ---------------------------------------------------------------------------------------------
 
 
-def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> NoReturn:
+def run_program(assignment: channel.RunProgram, black_box: int, log: int, *copies: int) -> NoReturn:
     """Take over the program's environment, directory, arguments and output, run it, and exit."""
     _reset_signals()
-    _take_over(assignment.environment, black_box=black_box, log=log)
+    _take_over(assignment.environment, black_box, log, copies)
     reopen_output()
     time.tzset()
     mindio = assignment.environment.get(names.MINDIO) == "1"
@@ -121,7 +121,8 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
         if assignment.no_python:
             if mindio:
                 os.environ["PYTHONPATH"] = path_with_package(os.environ.get("PYTHONPATH", ""))
-            os.set_inheritable(black_box, True)
+            for fd in (black_box, *copies):
+                os.set_inheritable(fd, True)
             os.execvp(program, assignment.command)
     except OSError as error:
         print(f"midstep: {program} cannot be started in {directory}: {error}")  # noqa: T201
@@ -136,15 +137,15 @@ def run_program(assignment: channel.RunProgram, *, black_box: int, log: int) -> 
     end_process(_run_python(assignment))
 
 
-def hold_rank(environment: Mapping[str, str], *, black_box: int, log: int) -> None:
+def hold_rank(environment: Mapping[str, str], black_box: int, log: int, *copies: int) -> None:
     """Become the process of a rank. In one that was built ahead, at its train function."""
-    _take_over(environment, black_box=black_box, log=log)
+    _take_over(environment, black_box, log, copies)
     separate_generations(int(environment.get(names.GENERATION, 0)), environment.get(names.STORE_SECRET, ""))
     _dump_crashes(environment)
 
 
-def _take_over(environment: Mapping[str, str], *, black_box: int, log: int) -> None:
-    """Take an environment, an output and a black box in place of those before."""
+def _take_over(environment: Mapping[str, str], black_box: int, log: int, copies: Sequence[int]) -> None:
+    """Take an environment, an output, a black box and files for copies in place of those before."""
     name_process(f"midstep-{'b' if built_ahead.is_waiting() else 'r'}{environment['RANK']}")
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -152,6 +153,8 @@ def _take_over(environment: Mapping[str, str], *, black_box: int, log: int) -> N
     os.environ.clear()
     os.environ.update(environment)
     os.environ[names.BLACK_BOX_FD] = str(black_box)
+    if copies:
+        os.environ[names.HOST_COPY_FDS] = ",".join(map(str, copies))
 
 
 def _run_python(assignment: channel.RunProgram) -> int:
@@ -245,7 +248,7 @@ def build_program(request: channel.RunProgram, end: socket.socket, log: int) -> 
     black_box = os.dup(unread.fd)  # the program attaches it, and then it is the program's to close
     unread.close()
     built_ahead.hold_back(partial(_await_rank, end))
-    run_program(request, black_box=black_box, log=log)
+    run_program(request, black_box, log)
 
 
 def _await_rank(end: socket.socket) -> Mapping[str, str]:
@@ -257,11 +260,11 @@ def _await_rank(end: socket.socket) -> Mapping[str, str]:
     if received is None:
         os._exit(os.EX_OK)
     order, fds = received
-    if not isinstance(order, channel.TakeRank) or len(fds) != 2:
+    if not isinstance(order, channel.TakeRank) or len(fds) < 2:
         os._exit(os.EX_USAGE)
     sys.stdout.flush()
     sys.stderr.flush()
-    hold_rank(order.environment, black_box=fds[0], log=fds[1])
+    hold_rank(order.environment, *fds)
     return os.environ
 
 

@@ -118,8 +118,8 @@ class Communicator(Protocol):
         """
         ...
 
-    def barrier(self) -> None:
-        """Wait for all ranks. Raises CommunicatorAborted or CommunicatorFailed."""
+    def barrier(self, *, agrees: bool = False) -> bool:
+        """Wait for all ranks; return whether all of them agree. Raises CommunicatorAborted or CommunicatorFailed."""
         ...
 
     def watch(self, observer: CollectiveObserver | None) -> None:

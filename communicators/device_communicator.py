@@ -289,9 +289,9 @@ class DeviceCommunicator(ScopedCommunicator):
         """Send `blob` to rank `to` and return what rank `source` sends, from host to host."""
         return self._host.swap(blob, to, source)
 
-    def barrier(self) -> None:
-        """Wait for all ranks; not for their devices."""
-        self._host.barrier()
+    def barrier(self, *, agrees: bool = False) -> bool:
+        """Wait for all ranks, not for their devices; return whether all of them agree."""
+        return self._host.barrier(agrees=agrees)
 
     def remove(self, group: DeviceGroup) -> None:
         """Remove a group that torch destroys."""

@@ -21,7 +21,8 @@ from .handshake import HANDSHAKE, NONCE_BYTES, Authenticator, HandshakeListener,
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
-_HEAD = struct.Struct("<QQQ")  # number of the exchange, its kind, length of what follows
+# Number of the exchange, its kind, length of what follows; of a barrier, where nothing does: 1 for those who agree.
+_HEAD = struct.Struct("<QQQ")
 _BARRIER, _SWAP = 1, 2
 _MIN_S = 0.001
 _BACKLOG = 128
@@ -93,19 +94,22 @@ class Neighbours:
         self.barrier()
         self._limit(timeout_s)
 
-    def barrier(self) -> None:
+    def barrier(self, *, agrees: bool = False) -> bool:
         """Wait until all ranks have entered the barrier: in each round a rank learns of twice as many.
+
+        Return whether all of them agree: the same on each.
 
         Raises CommunicatorAborted or CommunicatorFailed, as does `swap`.
         """
         self._number += 1
-        head = _HEAD.pack(self._number, _BARRIER, 0)
         try:
             for distance in self._distances():
+                head = _HEAD.pack(self._number, _BARRIER, agrees)
                 self._to[(self.rank + distance) % self.world_size].sendall(head)
-                self._take_head((self.rank - distance) % self.world_size, _BARRIER)
+                agrees = self._take_head((self.rank - distance) % self.world_size, _BARRIER) == 1 and agrees
         except OSError as error:
             raise self._lost("barrier", error) from error
+        return agrees
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
         """Send `blob` to rank `to` and return what `source` sends, which must name this rank as its `to`."""

@@ -35,19 +35,26 @@ def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:  # noq
         case inspect.DictType():
             return _check_names_and_values(value, kind, key)
         case inspect.UnionType():
-            if value is None:
-                return []
-            (inner,) = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
-            return [
-                Problem(problem.key, f"{problem.text}, or null" if problem.key == key else problem.text)
-                for problem in _check(value, inner, key)
-            ]
+            return _check_union(value, kind, key)
         case inspect.EnumType():
             return _check_name(value, [str(member.value) for member in kind.cls], key)
         case inspect.Metadata(extra={"names": names}):  # of what other packages may add to
             return _check_name(value, names(), key)
         case _:
             return _check_scalar(value, kind, key)
+
+
+def _check_union(value: object, kind: inspect.UnionType, key: str) -> list[Problem]:
+    """Check a value of one type that may be null, or one of some words, instead."""
+    words = [str(word) for each in kind.types if isinstance(each, inspect.LiteralType) for word in each.values]
+    if value in words or (value is None and kind.includes_none):
+        return []
+    (inner,) = [each for each in kind.types if not isinstance(each, inspect.NoneType | inspect.LiteralType)]
+    instead = " or ".join([*words, *(["null"] * kind.includes_none)])
+    return [
+        Problem(problem.key, f"{problem.text}, or {instead}" if problem.key == key else problem.text)
+        for problem in _check(value, inner, key)
+    ]
 
 
 def _check_mapping(value: object, kind: inspect.StructType, key: str) -> list[Problem]:

@@ -19,7 +19,7 @@ from ..protocol.types import FaultKind, JobSettings, RestoreSource, Rung, Standb
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
-from .schema import AgentPolicy, NodePolicy, Policy, RungPolicy
+from .schema import AgentPolicy, HostCopyPolicy, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 MOST_WEBHOOKS = 8
@@ -53,6 +53,8 @@ def advice(policy: Policy) -> tuple[str, ...]:
             f"restore is without checkpoint: {' and '.join(restarts)} have nothing to start from, and stop the job "
             "where a checkpoint has been complete"
         )
+    if policy.host_copy != HostCopyPolicy() and RestoreSource.HOST_COPY not in policy.restore:
+        notes.append("host_copy is set, and restore is without host_copy: no copies are made in host memory")
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
     limits = policy.deadlines
@@ -253,6 +255,9 @@ def _restore_problems(policy: Policy) -> list[Problem]:
             problems.append(Problem(f"restore[{index}]", f"found nothing; allowed: {allowed}"))
         elif source in policy.restore[:index]:
             problems.append(Problem(f"restore[{index}]", f"{source} is listed already"))
+        elif source is RestoreSource.HOST_COPY and policy.script_writes:
+            said = "found host_copy, and midstep does not see what a script holds whose groups are its framework's own"
+            problems.append(Problem(f"restore[{index}]", said))
     return problems
 
 
@@ -379,6 +384,9 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         communicator=policy.communicator.name,
         device=policy.device,
         restore=tuple(source.value for source in policy.restore),
+        host_copies=RestoreSource.HOST_COPY in policy.restore,
+        host_copy_every_steps=0 if policy.host_copy.every_steps == "auto" else policy.host_copy.every_steps,
+        host_copy_bytes=policy.host_copy.memory_bytes or 0,
         resizes=policy.scale.min_nodes is not None,
         leave_s=policy.agent.leave_s,
         spare_s=None if spares else _spare_s(policy),

@@ -6,7 +6,7 @@ and not a silent default. Reading and writing files is in `files.py`, the rules 
 """
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -128,6 +128,17 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every_steps: CountOrZero = 1000  # 0: never
     keep: Count = 2
     begin_again: bool = False
+
+
+class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often each rank copies its state into host memory, where `restore` names host_copy, and what that may take.
+
+    `every_steps: auto`: as often as costs the training less than half a percent. `memory_bytes`: of a node, for all of
+    its ranks, each of which has two copies; None: half of what is free when the first one is made.
+    """
+
+    every_steps: Count | Literal["auto"] = "auto"
+    memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] | None = None
 
 
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -309,6 +320,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadlines: Deadlines = Deadlines()
     restore: tuple[RestoreSource, ...] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
     save_before_reschedule: bool = True  # what healthy processes hold is written before a rung ends all of them
+    host_copy: HostCopyPolicy = HostCopyPolicy()
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     standby: StandbyPolicy = StandbyPolicy()
     stall: StallPolicy = StallPolicy()

@@ -172,6 +172,16 @@ class Concurrent(Protocol):
 
 
 @runtime_checkable
+class Steady(Protocol):
+    """A framework that can be copied while the next forward and backward pass run."""
+
+    @property
+    def changes_in_updates_alone(self) -> bool:
+        """True if the tensors of `open_shard` are the live ones, and change in the update block and nowhere else."""
+        ...
+
+
+@runtime_checkable
 class Informed(Protocol):
     """A framework that moves lost state and writes emergency checkpoints itself, and wants to know the plan."""
 

@@ -18,10 +18,12 @@ from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
 from .framework import Expectant, Informed, Rescalable
 from .rank_actions import NOTHING, ReceivedBytes
+from .step_order import STORED
 from .transfer import EarlyTransfers, adopt, run_transfers
 
 if TYPE_CHECKING:
     from .framework import Framework
+    from .host_copies import HostCopies
     from .local_state import LocalState
     from .runtime import Runtime
     from .step_order import StepState
@@ -43,11 +45,20 @@ class _Repaired:
 class RecoveryPhases:
     """Carries out what the loop of the rank asks for between Quiesce and RankReady."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", own: "LocalState", step_state: "StepState") -> None:
+    def __init__(
+        self,
+        runtime: "Runtime",
+        framework: "Framework",
+        own: "LocalState",
+        step_state: "StepState",
+        copies: "HostCopies",
+    ) -> None:
         self._runtime = runtime
         self._framework = framework
         self._own = own
         self._step_state = step_state
+        self._copies = copies
+        self.common_copy = 0  # the step of the newest copy in host memory that all ranks have; 0: none
         self._patience = LinkPatience()
         self._early = EarlyTransfers(runtime, framework)
         self._held: frozenset[str] = frozenset()  # shards that were reported as whole for barrier one
@@ -86,7 +97,7 @@ class RecoveryPhases:
         checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
         report = self._step_state.report(shards, local_states, checkpoints, trace)
         self._held = frozenset(hold.shard_id for hold in report.holds)
-        return report
+        return msgspec.structs.replace(report, host_copies=self._copies.steps())
 
     def rebuild(self, order: Rejoin) -> None:
         """Run **rebuild**; beside it, have memory prefaulted, and shards moved where they can move early."""
@@ -102,6 +113,7 @@ class RecoveryPhases:
         self._leave_earlier_training(order)
         done = _Repaired()
         self._run(InjectionPoint.REPAIR, order, lambda: self._repair(order, done))
+        self.common_copy = order.part.host_copy
         self._arrived = done.own
         self._early.succeeded()
         return done.received
@@ -165,8 +177,10 @@ class RecoveryPhases:
 
     def _repair(self, order: Rejoin, done: "_Repaired") -> None:
         runtime, framework, part = self._runtime, self._framework, order.part
-        if part.restore is RestoreSource.CHECKPOINT:
-            done.own = self._load(order)
+        if part.restore in STORED:
+            copied = part.restore is RestoreSource.HOST_COPY
+            done.own = self._copies.load(part.target_step) if copied else self._load(order)
+            self._forget_later(order)
             return
         early = self._early.agreed()
         transferred = run_transfers(
@@ -193,10 +207,13 @@ class RecoveryPhases:
         assert directory is not None
         for hold in framework.shards():
             archive.load_shard(directory, step, hold.shard_id, framework)
-        own = self._load_local(directory, step)
-        if runtime.rank == PUBLISHER:  # the rank that publishes them removes them
-            archive.forget_after(directory, step, self._label(order))
-        return own
+        return self._load_local(directory, step)
+
+    def _forget_later(self, order: Rejoin) -> None:
+        """Set checkpoints of later steps aside: all ranks go back behind them."""
+        directory = self._runtime.settings.checkpoint_directory
+        if directory is not None and self._runtime.rank == PUBLISHER:  # the rank that publishes them removes them
+            archive.forget_after(directory, order.part.target_step, self._label(order))
 
     def _load_local(self, directory: str, step: int) -> bytes:
         """Return this rank's local state; in a world of another size, what a rank that was not there begins with."""

@@ -86,6 +86,8 @@ class Runtime:
         host, _, port = environment[env.STORE].rpartition(":")
         self.store = Rendezvous(host, int(port), environment.get(env.STORE_SECRET, ""))
         self.black_box = BlackBox.attach(int(environment[env.BLACK_BOX_FD]))
+        fds = environment.get(env.HOST_COPY_FDS, "")
+        self.host_copy_fds = tuple(map(int, filter(None, fds.split(","))))
         armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
         self.injection_points = InjectionPoints(self.rank, self.incarnation, armed, self.device.inject)
         self.step_clock = StepClock(self.black_box, self.injection_points, self.incarnation)

@@ -49,6 +49,11 @@ class StepClock:
         """Note that `step` updates are applied, and start the clock of the next step."""
         self.begin_step(step, median_step_s)
 
+    @property
+    def activity(self) -> Activity:
+        """The present activity of the train thread."""
+        return self._activity
+
     def doing(self, activity: Activity) -> None:
         """Note what the train thread does now."""
         with self._lock:

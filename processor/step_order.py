@@ -20,6 +20,8 @@ from typing import Protocol
 from ..protocol.errors import Interrupted, ProtocolViolation
 from ..protocol.types import CheckpointTrace, LocalStateCopy, RepairPart, RestoreSource, ShardHold, StepReport
 
+STORED = frozenset({RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT})  # each rank loads all of its state
+
 
 class Orders(Protocol):
     """The controller's orders as far as they are known, without waiting."""
@@ -106,7 +108,7 @@ class StepState:
         arriving = {transfer.shard_id for transfer in part.transfers if transfer.destination == rank}
         if arriving and part.target_step == self.count and self.clean:
             self.corrupted |= arriving  # the rest is of the same step, and stays
-        elif arriving or part.restore is RestoreSource.CHECKPOINT:
+        elif arriving or part.restore in STORED:
             self.clean = False
 
     def repaired(self) -> None:

@@ -24,6 +24,7 @@ from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
 from .framework import Comparable, Informed
+from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
 from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
@@ -54,7 +55,8 @@ class TrainThread(Surroundings):
         self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, step_state=step_state)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
         self._own = LocalState(framework, runtime.device)
-        self._phases = RecoveryPhases(runtime, framework, self._own, step_state)
+        self._copies = HostCopies(runtime, framework)
+        self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
         self._exception_policy = ExceptionPolicy(runtime)
         self._loop = RankLoop(runtime.session, step_state, self._ledger.order, early=runtime.early)
@@ -146,7 +148,8 @@ class TrainThread(Surroundings):
 
     def meet(self, index: int) -> None:
         """Pass the commit barrier with all ranks. From then on the update must not end halfway."""
-        self._runtime.communicator.barrier()
+        agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
+        self._copies.agreed(by_all=self._runtime.communicator.barrier(agrees=agrees))
         self._runtime.shield()
         self._exception_policy.update_begins(index)
 
@@ -165,7 +168,7 @@ class TrainThread(Surroundings):
             )
 
     def step_over(self, committed: int, *, saves: bool) -> None:
-        """Keep what the script has changed since its update, and write a checkpoint where one is due."""
+        """Keep what the script has changed since its update; copy and write what is due."""
         runtime = self._runtime
         trailing = self._own.with_trailing()
         if trailing is not None:
@@ -173,6 +176,8 @@ class TrainThread(Surroundings):
         self._steps_over += 1
         if trailing is not None or self._steps_over <= WATCHED_STEPS:
             self._warn()
+        if saves:
+            self._copies.take(committed)
         if saves and self._checkpoints.due(committed):
             runtime.step_clock.doing(Activity.CHECKPOINTING)
             runtime.injection_points.reached(InjectionPoint.CHECKPOINT, committed - 1)
@@ -234,6 +239,7 @@ class TrainThread(Surroundings):
     def _train(self) -> Ended:
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
+        self._copies.resumed(self._phases.common_copy)
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
             self._own.remember_random()
         try:

@@ -22,9 +22,10 @@ import msgspec
 from ..communicators.base import DeviceLinks, PairLinking, PairLinks
 from ..protocol.errors import CommunicatorAborted, RecoveryError, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import InjectionPoint, LocalStateTransfer, RepairLinks, RepairPart, RestoreSource, ShardTransfer
+from ..protocol.types import InjectionPoint, LocalStateTransfer, RepairLinks, RepairPart, ShardTransfer
 from . import range_transfer as ranges
 from .framework import Concurrent, Framework, Informed, OpenShard
+from .step_order import STORED
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -304,7 +305,7 @@ class EarlyTransfers:
     def _may(self, order: Rejoin, held: Container[str]) -> bool:
         """Return whether this rank has nothing against moving its shards early, or has none to move."""
         part, rank, framework = order.part, self._runtime.rank, self._framework
-        if order.connected or part.restore is RestoreSource.CHECKPOINT or part.links is not RepairLinks.HOST:
+        if order.connected or part.restore in STORED or part.links is not RepairLinks.HOST:
             return False
         if not part.transfers:
             return True

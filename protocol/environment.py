@@ -13,6 +13,7 @@ INCARNATION = "MIDSTEP_INCARNATION"
 CONNECTED = "MIDSTEP_SEATED"  # "1": the world starts together, so the process groups can be built at once
 EARLY = "MIDSTEP_EARLY"  # "1": another process holds the rank for now, and speaks in its name
 BLACK_BOX_FD = "MIDSTEP_BLACK_BOX_FD"
+HOST_COPY_FDS = "MIDSTEP_HOST_COPY_FDS"  # of the files for copies in host memory, with commas; not set: there are none
 SETTINGS = "MIDSTEP_SETTINGS"  # JobSettings as JSON
 JOB_DIRECTORY = "MIDSTEP_JOB_DIRECTORY"
 STORE = "MIDSTEP_STORE"  # host:port of the rendezvous store of the generation

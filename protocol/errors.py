@@ -33,6 +33,7 @@
     |   +-- ProtocolViolation       the user's loop broke the order of the consistent step
     |   +-- OrdersOverdue           no word from the controller before the deadline
     |   +-- CallbackFailed          a lifecycle callback of the user's raised an exception
+    |   +-- HostCopyError           a copy in host memory cannot be made, or is not what was written
     +-- CheckpointError             a checkpoint cannot be written or read
     +-- RoleStoreError              the store that the roles of a job share gives no answer
 
@@ -190,6 +191,10 @@ class OrdersOverdue(RecoveryError):
 
 class CallbackFailed(RecoveryError):
     """A lifecycle callback of the user's raised an exception, which is the cause of this one."""
+
+
+class HostCopyError(RecoveryError):
+    """A copy in host memory cannot be made for lack of memory, or is not what was written."""
 
 
 class CheckpointError(MidstepError):

@@ -203,6 +203,7 @@ class InjectionPoint(StrEnum):
     UPDATE = "update"
     GATHER = "gather"  # of parameters after the update, where the framework has a place for it
     CHECKPOINT = "checkpoint"
+    HOST_COPY = "host_copy"  # its bytes are there, and it is not whole yet; of the step before it
     STOP = "stop"
     CLEAN = "clean"
     JOIN = "join"

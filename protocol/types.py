@@ -77,6 +77,7 @@ class RestoreSource(StrEnum):
 
     NOTHING = "nothing"  # a fresh start: there is no state yet
     REPLICA = "replica"
+    HOST_COPY = "host_copy"  # each rank's own copy, in memory that outlives its process
     CHECKPOINT = "checkpoint"
 
 
@@ -129,6 +130,7 @@ class StepReport(msgspec.Struct, frozen=True):
         tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)
     ] = ()  # steps of the complete checkpoints that this rank can read
     trace: CheckpointTrace = CheckpointTrace()
+    host_copies: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # steps of those that are whole
 
 
 class ShardTransfer(msgspec.Struct, frozen=True):
@@ -170,6 +172,7 @@ class RepairPart(msgspec.Struct, frozen=True):
     )
     copied_rank: int | None = None  # the rank whose buddy this one is
     links: RepairLinks = RepairLinks.HOST  # of `transfers`; the same on all ranks
+    host_copy: int = 0  # step of the newest copy in host memory that every rank has; 0: there is none
 
 
 class RepairPlan(msgspec.Struct, frozen=True):
@@ -262,6 +265,9 @@ class JobSettings(msgspec.Struct, frozen=True):
     communicator: str = "gloo"
     device: str = "cpu"
     restore: tuple[str, ...] = ("replica", "checkpoint")
+    host_copies: bool = False  # each rank keeps copies of its state in host memory
+    host_copy_every_steps: int = 0  # 0: as often as hardly costs anything
+    host_copy_bytes: int = 0  # of a node, for all of its ranks; 0: half of what is free when the first is made
     resizes: bool = False  # the world may continue with fewer nodes
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
     spare_s: float | None = 600.0  # without a rank, it leaves

@@ -164,6 +164,11 @@ class TrainState(WholeState):
         """Allocate memory ahead of time for what the replicated shard adds to this rank's state."""
         self._replicated.expect(size_bytes)
 
+    @property
+    def changes_in_updates_alone(self) -> bool:
+        """True: parameters and optimizer state are its tensors. Buffers, which a forward pass changes, are not."""
+        return True
+
     def _replicated_marks(self) -> dict[str, Any]:
         """Return the version counters of all parameters, and what else is replicated, packed."""
         registry, marks = self.registry, self._parameter_marks()

@@ -166,6 +166,7 @@ def _state_lines(incident: Incident) -> list[Text]:
         return []
     source = {
         RestoreSource.REPLICA: "from live replicas",
+        RestoreSource.HOST_COPY: "from copies in host memory",
         RestoreSource.CHECKPOINT: "from a checkpoint",
         RestoreSource.NOTHING: "none to restore: a fresh start",
     }[incident.restore]

@@ -232,11 +232,10 @@ class GlooCommunicator(ScopedCommunicator):
         neighbours = self._open_neighbours("swap")
         return neighbours.swap(blob, to, source) if neighbours is not None else blob
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def barrier(self, *, agrees: bool = False) -> bool:
+        """Wait for all ranks; return whether all of them agree."""
         neighbours = self._open_neighbours("barrier")
-        if neighbours is not None:
-            neighbours.barrier()
+        return agrees if neighbours is None else neighbours.barrier(agrees=agrees)
 
     def _open_neighbours(self, op: str) -> Neighbours | None:
         if self._scope.reason is not None:

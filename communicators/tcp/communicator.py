@@ -170,11 +170,10 @@ class TcpCommunicator(ScopedCommunicator):
         neighbours = self._open("swap")
         return neighbours.swap(blob, to, source) if neighbours is not None else blob
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def barrier(self, *, agrees: bool = False) -> bool:
+        """Wait for all ranks; return whether all of them agree."""
         neighbours = self._open("barrier")
-        if neighbours is not None:
-            neighbours.barrier()
+        return agrees if neighbours is None else neighbours.barrier(agrees=agrees)
 
     def _open(self, op: str) -> Neighbours | None:
         """Return the connections; None before the first `reconnect`, when a rank is alone with its own input."""

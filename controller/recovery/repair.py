@@ -123,7 +123,7 @@ def plan_repair(
     of state that the policy allows, in order. State of more than `trusted_step` updates is not used, wherever it lies.
     Raises `StateLost` when no allowed source can give a consistent world.
     """
-    refused: list[str] = []
+    refused, restore = list[str](), tuple(restore)
     untouched = not any(report.clean and (report.committed > 0 or lost_shards(report)) for report in reports.values())
     if trusted_step is not None:
         reports = {rank: _trusted(report, trusted_step) for rank, report in reports.items()}
@@ -131,11 +131,14 @@ def plan_repair(
     for source in restore:
         if source == RestoreSource.REPLICA:
             plan, why_not = _from_replicas(reports, places)
+        elif source == RestoreSource.HOST_COPY:
+            plan, why_not = _from_host_copies(reports, restore)
         elif source == RestoreSource.CHECKPOINT:
             plan, why_not = _from_checkpoint(reports)
         else:
             plan, why_not = None, f"{source} is not a source of state that this version has"
         if plan is not None:
+            plan = _keeping_copies(plan, common_copy(reports, most=plan.target_step))
             return _with_buddies(msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons)), places)
         refused.append(why_not)
     if untouched:
@@ -156,7 +159,9 @@ def _with_buddies(plan: RepairPlan, places: Mapping[int, Location]) -> RepairPla
 
 def _trusted(report: StepReport, step: int) -> StepReport:
     checkpoints = tuple(each for each in report.checkpoints if each <= step)
-    return msgspec.structs.replace(report, clean=report.clean and report.committed <= step, checkpoints=checkpoints)
+    copies = tuple(each for each in report.host_copies if each <= step)
+    clean = report.clean and report.committed <= step
+    return msgspec.structs.replace(report, clean=clean, checkpoints=checkpoints, host_copies=copies)
 
 
 def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Location]) -> tuple[RepairPlan | None, str]:
@@ -165,11 +170,9 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Locat
         return None, "no rank holds a clean copy of its state"
     target = max(report.committed for report in clean.values())
     on_disk = _common_checkpoint(reports)
-    if target == 0 and on_disk > 0:
-        return (
-            None,
-            f"nothing has been trained yet in this world, and a checkpoint of step {on_disk} is there",
-        )
+    if target == 0 and (on_disk > 0 or common_copy(reports) > 0):
+        where = f"a checkpoint of step {on_disk} is there" if on_disk > 0 else "copies are in host memory"
+        return None, f"nothing has been trained yet in this world, and {where}"
     current = {rank for rank, report in clean.items() if report.committed == target}
     # A rank that finishes the update locally must hold all that is updated.
     finishing = {
@@ -199,6 +202,31 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Locat
     reasons += _corruption_reasons(corrupted, transfers)
     plan = _assemble(reports, target, RestoreSource.REPLICA, transfers, own, reasons, finishing)
     return plan, ""
+
+
+def _from_host_copies(reports: Mapping[int, StepReport], restore: Iterable[str]) -> tuple[RepairPlan | None, str]:
+    """Have all ranks go back to their copies of one step, unless a checkpoint that may be loaded is newer."""
+    step, on_disk = common_copy(reports), _common_checkpoint(reports)
+    if step == 0:
+        without = [rank for rank, report in reports.items() if not report.host_copies]
+        lacking = f": not one of {ranks_text(without)}" if without else ""
+        return None, f"there is no step of which all ranks have a copy in host memory{lacking}"
+    if RestoreSource.CHECKPOINT in restore and on_disk > step:
+        return None, f"the copies in host memory are of step {step}, and a checkpoint of step {on_disk} is there"
+    reason = f"all ranks load their copies of step {step} in host memory"
+    return _assemble(reports, step, RestoreSource.HOST_COPY, [], [], [reason]), ""
+
+
+def common_copy(reports: Mapping[int, StepReport], *, most: int | None = None) -> int:
+    """Return the newest step of which every rank has a whole copy in host memory, or 0; of at most `most` updates."""
+    steps = set.intersection(*(set(report.host_copies) for report in reports.values())) if reports else set()
+    return max((step for step in steps if most is None or step <= most), default=0)
+
+
+def _keeping_copies(plan: RepairPlan, step: int) -> RepairPlan:
+    """Tell each rank which copy in host memory all have, so that it is kept until a newer one is whole on all."""
+    parts = {rank: msgspec.structs.replace(part, host_copy=step) for rank, part in plan.parts.items()}
+    return msgspec.structs.replace(plan, parts=parts)
 
 
 def _from_checkpoint(reports: Mapping[int, StepReport]) -> tuple[RepairPlan | None, str]:

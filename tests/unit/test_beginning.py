@@ -243,7 +243,7 @@ def test_rank_0_leaves_an_earlier_training_behind_where_training_begins(tmp_path
     """Before it is said to be ready."""
     save(tmp_path, 10)
     played: Any = Played(tmp_path, rank)
-    rejoining = RecoveryPhases(played, played, played, StepState(clean=True))
+    rejoining = RecoveryPhases(played, played, played, StepState(clean=True), played)
     part = RepairPart(0, RestoreSource.REPLICA)
     rejoining.repair(Rejoin(rank, 1, Rendezvous("127.0.0.1", 1, "secret"), connected=True, part=part))
     assert (tmp_path / "step-00000010.aside-gpt-g1").exists() is moved

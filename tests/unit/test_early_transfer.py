@@ -157,7 +157,8 @@ class Process:
         )
         self.runtime = runtime
         nothing: Any = None
-        self.phases = RecoveryPhases(runtime, self.framework, nothing, StepState(clean=self.rank == 0))
+        no_copies: Any = SimpleNamespace(steps=tuple)
+        self.phases = RecoveryPhases(runtime, self.framework, nothing, StepState(clean=self.rank == 0), no_copies)
 
     def until_closed(self) -> None:
         """Wait until the thread has ended."""

@@ -17,8 +17,9 @@ from midstep.testing.fake_cluster import FakeCluster
 ROOT = Path(midstep.__file__).parent
 CORE = ("controller/recovery/machine.py", "processor/rank_loop.py")
 NOUNS = "protocol"
-MOST_FILES, MOST_LINES, MOST_LEVELS = 30, 8700, 9
-MOST_NOUN_FILES, MOST_NOUN_LINES = 11, 2080
+# 45 of these lines are copies in host memory: 28 of the repair plan, 15 of the policy, 2 of the step order; 13 nouns.
+MOST_FILES, MOST_LINES, MOST_LEVELS = 30, 8745, 9
+MOST_NOUN_FILES, MOST_NOUN_LINES = 11, 2093
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 116
 
 

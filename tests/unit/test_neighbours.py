@@ -95,6 +95,18 @@ def test_nobody_leaves_a_barrier_before_the_last_has_entered_it(connected: Calla
             answer.result(LONG_S)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_a_barrier_tells_every_rank_whether_all_agree(connected: Callable[[int], World], size: int) -> None:
+    world = connected(size)
+    for against in range(size):
+
+        def pass_it(rank: int, neighbours: Neighbours, against: int = against) -> bool:
+            return neighbours.barrier(agrees=rank != against)
+
+        assert world.all(pass_it) == [False] * size
+    assert world.all(lambda _, each: each.barrier(agrees=True)) == [True] * size
+
+
 @pytest.mark.parametrize("shift", [1, 2, 3])
 @pytest.mark.parametrize("length", [0, 10_000, 3_000_000])
 def test_a_swap_brings_each_rank_what_its_ward_sent(connected: Callable[[int], World], shift: int, length: int) -> None:

@@ -28,9 +28,12 @@ def report(
     return msgspec.structs.replace(made, **changes)
 
 
-def newcomer(*, own: tuple[LocalStateCopy, ...] = (), checkpoints: tuple[int, ...] = ()) -> StepReport:
+def newcomer(
+    *, own: tuple[LocalStateCopy, ...] = (), checkpoints: tuple[int, ...] = (), host_copies: tuple[int, ...] = ()
+) -> StepReport:
     """A process that holds nothing."""
-    return StepReport(0, ready=False, clean=False, needs=("s",), local_states=own, checkpoints=checkpoints)
+    made = StepReport(0, ready=False, clean=False, needs=("s",), local_states=own, checkpoints=checkpoints)
+    return msgspec.structs.replace(made, host_copies=host_copies)
 
 
 def near(count: int) -> dict[int, Location]:
@@ -53,6 +56,58 @@ def test_the_newest_committed_step_is_the_target() -> None:
     plan = plan_repair({0: report(6, wards=(1,)), 1: report(5)}, near(2))
     assert plan.target_step == 6
     assert [transfer.source for transfer in received(plan, 1)] == [0]
+
+
+WITH_COPIES = (RestoreSource.REPLICA, RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT)
+
+
+def alone(rank: int, committed: int, **changes: Any) -> StepReport:
+    """A survivor whose shard nobody else holds."""
+    shard = f"s{rank}"
+    return report(committed, rank=rank, holds=(ShardHold(shard, MB),), needs=(shard,), **changes)
+
+
+def test_without_a_replica_all_go_back_to_the_newest_copies_in_host_memory_that_all_have() -> None:
+    """Each loads its own; nothing moves between ranks."""
+    reports = {0: alone(0, 7, host_copies=(5, 7)), 1: newcomer(host_copies=(5, 6)), 2: alone(2, 7, host_copies=(5, 7))}
+    plan = plan_repair(reports, near(3), WITH_COPIES)
+    assert (plan.restore, plan.target_step) == (RestoreSource.HOST_COPY, 5)
+    assert {(part.host_copy, part.transfers, part.local_states) for part in plan.parts.values()} == {(5, (), ())}
+
+
+@pytest.mark.parametrize(("restore", "step"), [(WITH_COPIES, 6), ((RestoreSource.REPLICA, RestoreSource.HOST_COPY), 4)])
+def test_copies_in_host_memory_give_way_to_a_newer_checkpoint(restore: tuple[RestoreSource, ...], step: int) -> None:
+    """Where the policy lets one be loaded."""
+    reports = {0: alone(0, 7, host_copies=(4,), checkpoints=(6,)), 1: newcomer(host_copies=(4,), checkpoints=(6,))}
+    assert plan_repair(reports, near(2), restore).target_step == step
+
+
+def test_copies_in_host_memory_of_no_common_step_are_no_source() -> None:
+    """The reason names the ranks that have none at all."""
+    reports = {0: alone(0, 7, host_copies=(5, 7), checkpoints=(2,)), 1: newcomer(checkpoints=(2,))}
+    plan = plan_repair(reports, near(2), WITH_COPIES)
+    assert (plan.restore, plan.target_step) == (RestoreSource.CHECKPOINT, 2)
+    assert any("not one of rank 1" in reason for reason in plan.reasons)
+
+
+def test_a_world_that_starts_again_takes_its_copies_in_host_memory() -> None:
+    """All processes are new, and hold what their script has made."""
+    fresh = report(0, host_copies=(3, 4))
+    plan = plan_repair({0: fresh, 1: fresh}, near(2), WITH_COPIES)
+    assert (plan.restore, plan.target_step) == (RestoreSource.HOST_COPY, 4)
+
+
+def test_copies_in_host_memory_that_cannot_be_trusted_are_left_alone() -> None:
+    """A later step may hold what a fault has spoilt."""
+    reports = {0: alone(0, 7, host_copies=(5, 7)), 1: alone(1, 7, host_copies=(5, 7))}
+    plan = plan_repair(reports, near(2), WITH_COPIES, trusted_step=6)
+    assert (plan.restore, plan.target_step) == (RestoreSource.HOST_COPY, 5)
+
+
+def test_a_repair_from_replicas_says_which_copy_in_host_memory_all_keep() -> None:
+    """Of no later step than that at which all go on."""
+    reports = {0: report(6, wards=(1,), host_copies=(4, 6)), 1: newcomer(host_copies=(4, 5))}
+    assert {part.host_copy for part in plan_repair(reports, near(2), WITH_COPIES).parts.values()} == {4}
 
 
 def test_a_step_that_nobody_has_committed_is_repeated() -> None:

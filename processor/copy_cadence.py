@@ -1,0 +1,81 @@
+"""At which steps all ranks copy their state into host memory, and which of a rank's two files is written: pure.
+
+Each rank has two files. A copy is taken by all ranks at the same step or by none: with every commit barrier a rank says
+whether it is for a copy after this step, and the barrier tells all of them whether all were. A rank is for it when one
+is due and its last one is whole. So when the first rank begins to overwrite its older copy, every rank has a whole one
+of the step in between; from the first copy on there is always a step of which all ranks have one.
+
+After a recovery the ranks may hold copies of different steps: one was lost in the middle of its copy, say. The plan
+names the newest step of which all have one, and each rank drops whatever else it has before it trains on.
+
+With `auto` the ranks need not agree on a number of steps: each is for a copy when its own costs allow it, and so the
+copies are as far apart as the slowest rank needs. A rank that cannot copy at all is never for one.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from ..protocol.errors import HostCopyError
+from ..protocol.host_copies import FILES
+
+MOST_OF_A_STEP = 0.005  # that `auto` lets the training wait for copies
+_MEASURED = 4  # copies; the quickest of them counts, as the others were held up
+
+
+class CopyCadence:
+    """One rank's view of the copies that all take. Steps are counts of updates."""
+
+    def __init__(self, every_steps: int) -> None:
+        """`every_steps`: 0: as often as hardly costs anything."""
+        self._every_steps = every_steps
+        self._last = 0  # the step of the last copy that was taken or kept; 0: none
+        self._whole = True
+        self._costs: deque[tuple[float, float]] = deque(maxlen=_MEASURED)  # seconds waited for, and in all
+        self._step_s = 0.0
+
+    @property
+    def every_steps(self) -> int:
+        """How many steps are from one copy to the next; 1 before the first was measured."""
+        if self._every_steps or not self._costs or self._step_s <= 0:
+            return max(1, self._every_steps)
+        waited_s = min(waited_s for waited_s, _ in self._costs)
+        took_s = min(took_s for _, took_s in self._costs)
+        return max(1, math.ceil(max(waited_s / MOST_OF_A_STEP, took_s) / self._step_s))
+
+    def resumed(self, common: int) -> None:
+        """Go on from a recovery after which all ranks have a copy of this step; 0: of no step."""
+        self._last, self._whole = common, True
+
+    def due(self, step: int) -> bool:
+        """Return whether a copy is due after the update that makes `step`. At once where there is none."""
+        return not self._last or step - self._last >= self.every_steps
+
+    def agrees(self, step: int) -> bool:
+        """Return whether this rank is for a copy after that update."""
+        return self._whole and self.due(step)
+
+    def began(self, step: int) -> None:
+        """Note that the copy of `step` is being taken, as all ranks are for it."""
+        self._last, self._whole = step, False
+
+    def became_whole(self, *, waited_s: float, took_s: float, step_s: float) -> None:
+        """Note that it is whole; for how long the training has waited for it, and what it took in all."""
+        self._whole = True
+        self._step_s = step_s
+        self._costs.append((waited_s, took_s))
+
+
+def check_room(size_bytes: int, *, most_bytes: int, ranks: int) -> None:
+    """Raise HostCopyError if copies of this size are more than this rank's share of what a node may give to all."""
+    allowed = most_bytes // ranks // FILES
+    if size_bytes > allowed:
+        raise HostCopyError(
+            f"a copy takes {size_bytes / 1e6:.1f} MB, and {allowed / 1e6:.1f} MB are allowed for each of the {FILES} "
+            f"copies of {ranks} ranks; raise host_copy.memory_bytes"
+        )
+
+
+def file_to_write(steps: Sequence[int]) -> int:
+    """Return which file is written next, of files with copies of these steps, 0 being none: never the newest one."""
+    return min(range(len(steps)), key=steps.__getitem__)

@@ -1,0 +1,302 @@
+"""This rank's copies in host memory: taken beside the training, loaded in a recovery.
+
+After an update all shards and the rank-local state are copied into one of two memory files that outlive the process
+(`protocol/host_copies.py`). At which steps says `copy_cadence.py`. Where shards change in update blocks alone
+(`Steady`), a thread copies them while the next forward and backward pass run, and only the next update waits for it.
+All others are copied on the spot, and so is what lies on a device. The checksum is always left to the thread.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+import psutil
+
+from ..communicators import host_memory
+from ..protocol.errors import HostCopyError, MidstepError, RecoveryError
+from ..protocol.host_copies import CopyFile, CopyHeader
+from ..protocol.types import Activity, InjectionPoint
+from . import tree
+from .copy_cadence import CopyCadence, check_room, file_to_write
+from .framework import Steady
+
+if TYPE_CHECKING:
+    from .framework import Framework
+    from .runtime import Runtime
+
+SETTLE_S = 60.0  # for a copy that is under way: it takes about as long as reading the memory once
+_PIECE_BYTES = 8 << 20
+_MOST_SHARDS = 100_000
+_SHARE_OF_FREE = 2  # a half
+_log = logging.getLogger("midstep")
+
+
+class _Shard(msgspec.Struct, frozen=True, array_like=True):
+    shard_id: str
+    header: bytes
+    sizes: list[int]  # of its tensors
+
+
+class _Index(msgspec.Struct, frozen=True, array_like=True):
+    shards: Annotated[list[_Shard], msgspec.Meta(max_length=_MOST_SHARDS)]
+    local: bytes
+
+
+_INDEX = msgspec.msgpack.Decoder(_Index)
+
+
+class HostCopies:
+    """Takes, keeps and loads the copies of one rank. Used by the train thread; without files it does nothing."""
+
+    def __init__(self, runtime: "Runtime", framework: "Framework") -> None:
+        self._runtime = runtime
+        self._framework = framework
+        self._files = [CopyFile(fd) for fd in runtime.host_copy_fds]
+        self._cadence = CopyCadence(runtime.settings.host_copy_every_steps)
+        self._beside = isinstance(framework, Steady) and framework.changes_in_updates_alone
+        self._most_bytes: int | None = None  # of a node
+        self._under_way: _Copying | None = None
+        self._agreed = self._off = False
+        self._thread: _CopyThread | None = None
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps of which a whole copy is here that this world can use, for barrier one."""
+        self.settle()
+        return tuple(sorted(step for step in self._steps() if step))
+
+    def resumed(self, common: int) -> None:
+        """Keep the copy that all ranks have, and drop any other: all ranks stand at one step, and go on."""
+        for file, step in zip(self._files, self._steps(), strict=True):
+            if step != common:
+                file.drop()
+        self._agreed = False
+        self._cadence.resumed(common)
+
+    def agrees(self, step: int, step_s: float) -> bool:
+        """Wait until the update may change what is copied; return whether this rank is for a copy after it.
+
+        Runs before each commit barrier. Where the next copy is due it waits until the last one is whole.
+        """
+        if not self._files or self._off:
+            return False
+        self._await_copied()
+        if not self._cadence.due(step):
+            return False
+        work = self._under_way
+        if work is not None:
+            self._wait(work.whole)
+            self._under_way = None
+            if work.error is not None:
+                self._give_up(work.error)
+                return False
+            self._cadence.became_whole(waited_s=work.waited_s, took_s=work.took_s, step_s=step_s)
+        return self._cadence.agrees(step)
+
+    def agreed(self, *, by_all: bool) -> None:
+        """Take note of what the commit barrier has told: whether all ranks are for a copy after this update."""
+        self._agreed = by_all
+
+    def take(self, step: int) -> None:
+        """Begin the copy of `step`, if all ranks are for it. Runs when a step is over, before the next one."""
+        agreed, self._agreed = self._agreed, False
+        if not agreed:
+            return
+        self._cadence.began(step)
+        try:
+            self._under_way = work = self._begin(step)
+            if not self._beside or any(not host_memory.on_host(each) for each in work.tensors):
+                began_s = time.monotonic()
+                self._runtime.step_clock.doing(Activity.PAUSED)
+                work.copy()
+                self._runtime.step_clock.doing(Activity.COMPUTING)
+                work.waited_s = time.monotonic() - began_s
+        except MidstepError as error:  # of the framework, too: it may hold by now what cannot be carried
+            self._give_up(error)
+            return
+        if self._thread is None:
+            self._thread = _CopyThread()
+        self._thread.work(work)
+
+    def settle(self) -> None:
+        """Wait until the copy that is under way is whole, or has failed. Before state is written to in a recovery."""
+        work, self._under_way = self._under_way, None
+        if work is not None:
+            self._wait(work.whole)
+            if work.error is not None:
+                self._give_up(work.error)
+
+    def load(self, step: int) -> bytes:
+        """Load all shards from the copy of a step; return the rank-local state. In repair.
+
+        Nothing is overwritten before the checksum was found to be right. Raises HostCopyError if it is not, and drops
+        the copy, so that the next attempt takes another one; RecoveryError if it is not for this model.
+        """
+        self.settle()
+        file = next((each for each, found in zip(self._files, self._steps(), strict=True) if found == step), None)
+        if file is None:
+            raise HostCopyError(f"rank {self._runtime.rank} has no whole copy of step {step} in host memory")
+        try:
+            _, index, body = file.read()
+            found = _INDEX.decode(index)
+        except (HostCopyError, msgspec.MsgspecError) as error:
+            file.drop()
+            raise HostCopyError(f"rank {self._runtime.rank}: {error}; another source is taken") from error
+        mine = {hold.shard_id for hold in self._framework.shards()}
+        if mine != {each.shard_id for each in found.shards}:
+            raise RecoveryError(f"the copy of step {step} in host memory is of other shards than rank's own: {mine}")
+        at = 0
+        for each in found.shards:
+            shard = self._framework.accept_shard(each.shard_id, each.header)
+            if each.sizes != [tensor.nbytes for tensor in shard.tensors]:
+                raise RecoveryError(f"the copy of shard {each.shard_id!r} in host memory has tensors of other sizes")
+            for tensor in shard.tensors:
+                _fill(tensor, body[at : at + tensor.nbytes])
+                at += tensor.nbytes
+            self._framework.adopt_shard(each.shard_id, shard)
+        return found.local
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> list[int]:
+        """Return the step of the copy in each file, 0 where none is of use."""
+        mine = (self._runtime.rank, self._runtime.world_size)
+        headers = [file.header for file in self._files]
+        return [0 if each is None or (each.rank, each.world_size) != mine else each.step for each in headers]
+
+    def _begin(self, step: int) -> "_Copying":
+        """Open everything that is to be copied, and find the memory for it."""
+        runtime, framework = self._runtime, self._framework
+        local = runtime.local_states.read(runtime.rank, step)
+        if local is None:
+            raise HostCopyError(f"the rank-local state as of step {step} is not at hand")
+        shards, tensors = list[_Shard](), list[Any]()
+        for hold in framework.shards():
+            opened = framework.open_shard(hold.shard_id)
+            shards.append(_Shard(hold.shard_id, opened.header, [tensor.nbytes for tensor in opened.tensors]))
+            tensors += opened.tensors
+        index = msgspec.msgpack.encode(_Index(shards, local))
+        size_bytes = sum(tensor.nbytes for tensor in tensors)
+        file = self._files[file_to_write(self._steps())]
+        self._check_room(len(index) + size_bytes)
+        header = CopyHeader(runtime.rank, runtime.world_size, step, runtime.generation, len(index), size_bytes)
+        return _Copying(file, header, index, tensors, lambda: self._half_done(step))
+
+    def _half_done(self, step: int) -> None:
+        self._runtime.injection_points.reached(InjectionPoint.HOST_COPY, step - 1)
+
+    def _check_room(self, size_bytes: int) -> None:
+        """Raise HostCopyError if copies of this size are not allowed."""
+        if self._most_bytes is None:
+            allowed = self._runtime.settings.host_copy_bytes
+            self._most_bytes = allowed or psutil.virtual_memory().available // _SHARE_OF_FREE
+        check_room(size_bytes, most_bytes=self._most_bytes, ranks=self._runtime.ranks_per_node)
+
+    def _await_copied(self) -> None:
+        work = self._under_way
+        if work is not None and not work.copied.is_set():
+            began_s = time.monotonic()
+            self._wait(work.copied)
+            work.waited_s += time.monotonic() - began_s
+
+    def _wait(self, event: threading.Event) -> None:
+        """Wait; the step clock stands still meanwhile."""
+        if event.is_set():
+            return
+        clock = self._runtime.step_clock
+        before = clock.activity
+        clock.doing(Activity.PAUSED)
+        if not event.wait(SETTLE_S):
+            raise RecoveryError(f"rank {self._runtime.rank}: a copy in host memory has not ended in {SETTLE_S:g} s")
+        clock.doing(before)
+
+    def _give_up(self, error: MidstepError) -> None:
+        """Make no more copies; those that are whole stay."""
+        self._off, self._under_way = True, None
+        _log.warning("no copies in host memory any more, of any rank: rank %d: %s", self._runtime.rank, error)
+
+
+class _Copying:
+    """One copy that is being taken."""
+
+    def __init__(
+        self,
+        file: CopyFile,
+        header: CopyHeader,
+        index: bytes,
+        tensors: Sequence[Any],
+        half_done: Callable[[], None],
+    ) -> None:
+        self.tensors = tensors
+        self.copied, self.whole = threading.Event(), threading.Event()
+        self.error: MidstepError | None = None
+        self.waited_s = self.took_s = 0.0
+        self._file, self._header, self._index = file, header, index
+        self._half_done = half_done
+
+    def copy(self) -> None:
+        """Copy the tensors. The training waits for that. Raises HostCopyError."""
+        self._file.reserve(len(self._index), self._header.body_bytes)
+        began_s = time.monotonic()  # memory is got once, and is no part of what the next copies take
+        body, at = self._file.begin(self._header, self._index), 0
+        for tensor in self.tensors:
+            _copy(tensor, body[at : at + tensor.nbytes])
+            at += tensor.nbytes
+        self._half_done()
+        self.tensors = ()
+        self.took_s = time.monotonic() - began_s
+        self.copied.set()
+
+    def finish(self) -> None:
+        """Copy, if that has not been done, and write the checksum. In the thread."""
+        try:
+            if not self.copied.is_set():
+                self.copy()
+            began_s = time.monotonic()
+            self._file.finish()
+            self.took_s += time.monotonic() - began_s
+        except Exception as error:  # whatever it is, the training waits for the two events
+            self.error = error if isinstance(error, MidstepError) else HostCopyError(f"{type(error).__name__}: {error}")
+        self.tensors = ()
+        self.copied.set()
+        self.whole.set()
+
+
+class _CopyThread:
+    """The thread that copies and hashes. It ends with the process."""
+
+    def __init__(self) -> None:
+        self._work: queue.Queue[_Copying] = queue.Queue(maxsize=1)
+        threading.Thread(target=self._run, name="midstep-copy", daemon=True).start()
+
+    def work(self, work: _Copying) -> None:
+        """Do this next. The one before it is whole."""
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get().finish()
+
+
+def _copy(tensor: Any, target: memoryview) -> None:
+    """Copy a tensor's memory, piece by piece: numpy lets other threads run meanwhile."""
+    source = host_memory.as_array(tree.tensor_bytes(tensor))
+    array = np.frombuffer(target, np.uint8) if target else source
+    for start in range(0, len(source), _PIECE_BYTES):
+        np.copyto(array[start : start + _PIECE_BYTES], source[start : start + _PIECE_BYTES])
+
+
+def _fill(tensor: Any, source: memoryview) -> None:
+    """Put copied bytes into a tensor, which may lie on a device."""
+    if not tensor.nbytes:
+        return
+    if host_memory.on_host(tensor):
+        host_memory.memory_of(tensor)[:] = source
+        return
+    host = host_memory.empty(tensor.shape, tensor.dtype)
+    host_memory.memory_of(host)[:] = source
+    tensor.copy_(host)

@@ -1,0 +1,171 @@
+"""The memory files of a rank that hold copies of its state and outlive its process: two of them, used in turn.
+
+The agent makes both, keeps them over restarts of the rank, and passes their descriptors to every process that holds the
+rank. They are empty until the process writes its first copy: then each grows to what a copy takes. So one that is being
+written never costs the one before it.
+
+Layout of a file, native byte order (both ends are on one machine)::
+
+    0      header    magic, layout version, state, rank, world size, step, generation, bytes of the index, bytes of the
+                     body, xxh3 of everything below, xxh3 of the fields from the rank to that one
+    128    index     the names and headers of the shards, and the rank-local state
+           body      the tensors of all shards, one after the other
+
+The state is `torn` before the first byte below it is changed, and `whole` after the checksum is there. A reader
+checks the checksum before it uses anything.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from .errors import AgentError, HostCopyError
+
+FILES = 2
+_MAGIC, _VERSION = 0x6D69_6473_7465_7032, 1
+_HEADER = struct.Struct("@9qQQ")
+_FIELDS = struct.Struct("@6qQ")  # those that have a checksum of their own
+_STATE = struct.Struct("@q")
+_STATE_BYTES = 16  # where the state lies
+_START = 128
+_TORN, _WHOLE = 0, 1
+_PIECE_BYTES = 8 << 20  # so that no hash holds the interpreter's lock for long
+
+
+class CopyHeader(NamedTuple):
+    """The header of a whole copy, without its checksum."""
+
+    rank: int
+    world_size: int
+    step: int
+    generation: int
+    index_bytes: int
+    body_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that it takes."""
+        return _START + self.index_bytes + self.body_bytes
+
+
+def create_copy_files(rank: int) -> tuple[int, ...]:
+    """Make the files of a rank, which are empty. Runs in the agent. Raises AgentError; the caller closes them."""
+    fds: list[int] = []
+    try:
+        fds += [os.memfd_create(f"midstep-copy-{rank}-{index}", os.MFD_CLOEXEC) for index in range(FILES)]
+    except OSError as error:
+        for fd in fds:
+            os.close(fd)
+        raise AgentError(f"no memory file for the copies of rank {rank}: {error}") from error
+    return tuple(fds)
+
+
+def read_header(fd: int) -> CopyHeader | None:
+    """Read the header of the copy in a file, without a look at the rest; None where none is whole."""
+    try:
+        found = os.pread(fd, _HEADER.size, 0)
+        size_bytes = os.fstat(fd).st_size
+    except OSError:
+        return None
+    if len(found) < _HEADER.size:
+        return None
+    magic, version, state, *fields, content, checksum = _HEADER.unpack(found)
+    if (magic, version, state, checksum) != (_MAGIC, _VERSION, _WHOLE, _of_header(fields, content)):
+        return None
+    header = CopyHeader(*fields)
+    return header if header.size_bytes <= size_bytes else None
+
+
+class CopyFile:
+    """One of the files, mapped. Used by the process of the rank: by one thread at a time."""
+
+    def __init__(self, fd: int) -> None:
+        """Use `fd`, which is this object's from now on."""
+        self._fd = fd
+        self._memory: mmap.mmap | None = None
+        self._writing: CopyHeader | None = None
+
+    @property
+    def header(self) -> CopyHeader | None:
+        """The header of the copy that is here; None where none is whole."""
+        return read_header(self._fd)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The memory that the file has."""
+        return os.fstat(self._fd).st_size
+
+    def reserve(self, index_bytes: int, body_bytes: int) -> None:
+        """Have memory for a copy of this size. The one that is here is torn if it has to grow.
+
+        Raises HostCopyError when the machine has none.
+        """
+        size_bytes = _START + index_bytes + body_bytes
+        if size_bytes <= self.capacity_bytes:
+            return
+        self.drop()
+        try:
+            os.posix_fallocate(self._fd, 0, size_bytes)
+        except OSError as error:
+            raise HostCopyError(f"no memory for a copy of {size_bytes / 1e6:.0f} MB: {error}") from error
+        self._memory = None
+
+    def begin(self, header: CopyHeader, index: bytes) -> memoryview:
+        """Begin to write a copy, for which there is memory; return where its body goes. It is torn until `finish`."""
+        self.drop()
+        memory = self._mapped()
+        memory[_START : _START + len(index)] = index
+        self._writing = header
+        begin = _START + header.index_bytes
+        return memoryview(memory)[begin : begin + header.body_bytes]
+
+    def finish(self) -> None:
+        """Write the checksum of what was begun, and say that it is whole."""
+        assert self._writing is not None
+        header, self._writing = self._writing, None
+        memory = self._mapped()
+        content = _of_content(memory, header)
+        _HEADER.pack_into(memory, 0, _MAGIC, _VERSION, _TORN, *header, content, _of_header(header, content))
+        _STATE.pack_into(memory, _STATE_BYTES, _WHOLE)
+
+    def read(self) -> tuple[CopyHeader, bytes, memoryview]:
+        """Return the copy that is here: header, index, body. Raises HostCopyError if it is not what was written."""
+        header = self.header
+        if header is None:
+            raise HostCopyError("no copy is whole here")
+        memory = self._mapped()
+        if _of_content(memory, header) != _HEADER.unpack_from(memory)[-2]:
+            raise HostCopyError(f"the copy of step {header.step} is damaged: its checksum is another one")
+        body = _START + header.index_bytes
+        return header, memory[_START:body], memoryview(memory)[body : header.size_bytes]
+
+    def drop(self) -> None:
+        """Say that no copy is here. The memory stays, for the next one."""
+        self._writing = None
+        if self.capacity_bytes >= _HEADER.size:
+            _STATE.pack_into(self._mapped(), _STATE_BYTES, _TORN)
+
+    def _mapped(self) -> mmap.mmap:
+        if self._memory is None:
+            try:
+                self._memory = mmap.mmap(self._fd, self.capacity_bytes)
+            except (OSError, ValueError) as error:
+                raise HostCopyError(f"the memory of a copy cannot be mapped: {error}") from error
+        return self._memory
+
+
+def _of_header(fields: Sequence[int], content: int) -> int:
+    return xxhash.xxh3_64_intdigest(_FIELDS.pack(*fields, content))
+
+
+def _of_content(memory: mmap.mmap, header: CopyHeader) -> int:
+    found = xxhash.xxh3_64()
+    with memoryview(memory) as whole:
+        for start in range(_START, header.size_bytes, _PIECE_BYTES):
+            with whole[start : min(start + _PIECE_BYTES, header.size_bytes)] as piece:
+                found.update(piece)
+    return found.intdigest()

@@ -1,0 +1,122 @@
+"""A sharded model without a second holder of anything: a lost rank comes back from copies in host memory."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from midstep.protocol.host_copies import read_header
+from midstep.protocol.types import ArmedFault, InjectionPoint
+
+from ..comparing import assert_same_numbers, finish
+from ..jobs import Job, inject
+from .conftest import PATIENCE_S, POLICY, WORLD, StartSharded, undisturbed
+from .training import Setting
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(500)]
+
+COPYING: dict[str, Any] = {
+    **POLICY,
+    "restore": ["replica", "host_copy", "checkpoint"],
+    "host_copy": {"every_steps": 1},
+    "checkpoint": {"every_steps": 0},
+}
+
+
+def run(start_sharded: StartSharded, setting: Setting, faults: Sequence[ArmedFault], **options: Any) -> Job:
+    """Run a setting with these faults to its end, which is that of an undisturbed run bit for bit."""
+    calm = undisturbed(start_sharded, setting)
+    job = start_sharded(setting, faults, **{"nodes": 1, "ranks_per_node": WORLD, "policy": COPYING, **options})
+    assert job.wait(PATIENCE_S) == 0, job.said()
+    assert_same_numbers(job.record(), calm, ranks=WORLD)
+    return job
+
+
+def assert_from_copies(incident: dict[str, Any], replaced: set[int], most_lost: int) -> None:
+    """All went back to their copies; only these ranks got another process, and not more steps were lost."""
+    assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
+    assert set(incident["replaced"]) == replaced, incident
+    assert incident["healthy_pids_kept"], incident
+    assert incident["steps_lost"] <= most_lost, incident
+
+
+def test_the_only_holders_of_pieces_come_back_from_their_copies(start_sharded: StartSharded) -> None:
+    """Two at once in a forward pass, one in its update, and one in the middle of its copy."""
+    faults = [
+        *(inject(rank, InjectionPoint.FORWARD, 3) for rank in (1, 2)),
+        inject(3, InjectionPoint.UPDATE, 6),
+        inject(0, InjectionPoint.HOST_COPY, 9),
+    ]
+    job = run(start_sharded, Setting(mesh=(4,)), faults)
+    incidents = finish(job)["incidents"]
+    assert len(incidents) == 3, job.said()
+    for incident, replaced, lost in zip(incidents, ({1, 2}, {3}, {0}), (1, 1, 2), strict=True):
+        assert_from_copies(incident, replaced, lost)
+
+
+def flip_a_bit(process: psutil.Process, step: int) -> None:
+    """Flip a bit in the copy of a step of a rank, in the memory that outlives its process."""
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        if "midstep-copy" not in os.readlink(link):
+            continue
+        with link.open("r+b", buffering=0) as file:
+            header = read_header(file.fileno())
+            if header is not None and header.step == step:
+                file.seek(header.size_bytes - 1000)
+                (byte,) = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte ^ 1]))
+                return
+    raise AssertionError(f"no copy of step {step}")
+
+
+@pytest.mark.soak
+def test_a_damaged_copy_is_refused_and_all_go_back_to_the_one_before_it(start_sharded: StartSharded) -> None:
+    """The rank whose copy it is gets another process, and loads its older one."""
+    setting = Setting(mesh=(4,), steps=10)
+    calm = undisturbed(start_sharded, setting)
+    faults = [inject(1, InjectionPoint.FORWARD, 6)]
+    job = start_sharded(setting, faults, gates=(6,), nodes=1, ranks_per_node=WORLD, policy=COPYING)
+    job.held_at(6)
+    flip_a_bit(job.rank_process(2), 6)
+    job.open_gate(6)
+    assert job.wait(PATIENCE_S) == 0, job.said()
+    assert_same_numbers(job.record(), calm, ranks=WORLD)
+    (incident,) = finish(job)["incidents"]
+    assert (incident["outcome"], incident["restore"], incident["resumed_step"]) == ("resumed", "host_copy", 5), incident
+    assert set(incident["replaced"]) == {1, 2}, incident
+
+
+@pytest.mark.soak
+def test_a_job_without_memory_for_copies_trains_on_without_them(start_sharded: StartSharded) -> None:
+    """A loss then takes the next source, with a reason for it."""
+    policy = {**COPYING, "host_copy": {"every_steps": 1, "memory_bytes": 1 << 20}, "checkpoint": {"every_steps": 4}}
+    job = run(start_sharded, Setting(mesh=(4,), steps=8), [inject(1, InjectionPoint.FORWARD, 6)], policy=policy)
+    (incident,) = finish(job)["incidents"]
+    assert (incident["outcome"], incident["restore"], incident["resumed_step"]) == ("resumed", "checkpoint", 4), (
+        incident
+    )
+    assert "no copies in host memory any more" in job.said()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)], ids=["both holders of a piece", "all ranks"])
+def test_all_holders_of_a_piece_come_back_from_their_copies(start_sharded: StartSharded, mesh: tuple[int, ...]) -> None:
+    """Also where no process is left; the world then starts again, and reads memory and not a disk."""
+    victims = (1, 3) if len(mesh) > 1 else range(WORLD)
+    faults = [inject(rank, InjectionPoint.BACKWARD, 6) for rank in victims]
+    job = run(start_sharded, Setting(mesh=mesh, steps=9), faults)
+    assert {incident["restore"] for incident in finish(job)["incidents"]} == {"host_copy"}, job.said()
+
+
+@pytest.mark.soak
+def test_copies_that_are_taken_seldom_cost_the_steps_since(start_sharded: StartSharded) -> None:
+    """No more than from one copy to the next, and the step in hand."""
+    policy = {**COPYING, "host_copy": {"every_steps": 4}}
+    job = run(start_sharded, Setting(mesh=(4,)), [inject(2, InjectionPoint.FORWARD, 8)], policy=policy)
+    (incident,) = finish(job)["incidents"]
+    assert_from_copies(incident, {2}, 4)
+    assert incident["resumed_step"] == 5, incident

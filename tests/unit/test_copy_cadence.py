@@ -1,0 +1,111 @@
+"""When all ranks copy their state into host memory: there is always a step of which all have a whole copy."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstep.processor.copy_cadence import CopyCadence, file_to_write
+
+
+class Rank:
+    """A rank with two files, of which one may be torn; its process may be lost, its files not."""
+
+    def __init__(self, every_steps: int) -> None:
+        self.every_steps = every_steps
+        self.files = [0, 0]
+        self.under_way: tuple[int, int] | None = None  # file and step
+        self.cadence = CopyCadence(every_steps)
+
+    def whole(self) -> set[int]:
+        """The steps of which a whole copy is here."""
+        return {step for step in self.files if step}
+
+    def begin(self, step: int) -> None:
+        """Begin a copy: what was in its file is gone."""
+        self.cadence.began(step)
+        file = file_to_write(self.files)
+        self.files[file], self.under_way = 0, (file, step)
+
+    def finish(self) -> None:
+        """Complete it, if one is under way."""
+        if self.under_way is not None:
+            file, self.files[file] = self.under_way[0], self.under_way[1]
+            self.under_way = None
+            self.cadence.became_whole(waited_s=0.0, took_s=0.001, step_s=0.1)
+
+    def resume(self, common: int, *, lost: bool) -> None:
+        """Go on after a recovery; a lost process has left a torn file, a survivor has finished its copy."""
+        self.under_way = None
+        if lost:
+            self.cadence = CopyCadence(self.every_steps)
+        self.files = [step if step == common else 0 for step in self.files]
+        self.cadence.resumed(common)
+
+
+MOMENTS = st.lists(st.tuples(st.sets(st.integers(0, 3)), st.sets(st.integers(0, 3)), st.booleans()), max_size=40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(every_steps=st.integers(1, 4), moments=MOMENTS)
+def test_from_the_first_copy_on_there_is_always_a_step_of_which_all_have_one(
+    every_steps: int, moments: list[tuple[set[int], set[int], bool]]
+) -> None:
+    """Whoever is slow with a copy, is lost in one, or has not heard at a broken barrier that all were for it."""
+    ranks = [Rank(every_steps) for _ in range(4)]
+    step, ever = 0, False
+
+    def common() -> int:
+        return max(set.intersection(*(rank.whole() for rank in ranks)), default=0)
+
+    for quick, lost, deaf in moments:
+        for number in quick:
+            ranks[number].finish()
+        agreed = all(rank.cadence.agrees(step + 1) for rank in ranks)
+        step += 1
+        if agreed:
+            for number, rank in enumerate(ranks):
+                if not (deaf and lost and number in quick):  # the barrier broke for these: they take none
+                    rank.begin(step)
+        if lost:
+            for number in set(range(4)) - lost:
+                ranks[number].finish()
+            step = common() or step
+            for number, rank in enumerate(ranks):
+                rank.resume(common(), lost=number in lost)
+        ever = ever or common() > 0
+        assert not ever or common() > 0
+
+
+def test_copies_are_as_far_apart_as_the_policy_says() -> None:
+    """The first one is taken at once."""
+    rank, taken = Rank(3), []
+    for step in range(1, 12):
+        rank.finish()
+        if rank.cadence.agrees(step):
+            rank.begin(step)
+            taken.append(step)
+    assert taken == [1, 4, 7, 10]
+
+
+def test_nobody_is_for_a_copy_before_the_last_one_is_whole() -> None:
+    """Also where one is due."""
+    rank = Rank(1)
+    rank.begin(1)
+    assert not rank.cadence.agrees(2)
+    rank.finish()
+    assert rank.cadence.agrees(3)
+
+
+def test_auto_keeps_the_wait_below_half_a_percent_and_the_copy_within_its_steps() -> None:
+    """Whichever of the two asks for more; the quickest of the last copies counts."""
+    waits, takes = CopyCadence(0), CopyCadence(0)
+    for waited_s in (0.5, 0.01):
+        waits.began(1)
+        waits.became_whole(waited_s=waited_s, took_s=0.02, step_s=0.1)
+    assert waits.every_steps == 20
+    takes.became_whole(waited_s=0.0, took_s=0.35, step_s=0.1)
+    assert takes.every_steps == 4
+
+
+def test_the_newest_copy_is_never_overwritten() -> None:
+    """Nor one that is the only one."""
+    assert [file_to_write(steps) for steps in ((0, 0), (3, 0), (3, 4), (5, 4))] == [0, 1, 0, 1]
