@@ -35,8 +35,9 @@ _Answer = TypeVar("_Answer")
 class RoleStore:
     """The key-value store of a job of roles. What was set survives the loss of any process, and `midstep resume`.
 
-    A connection that breaks is made again. All roles see the same keys. When all roles are restarted together the
-    store is empty again. For all threads of a process.
+    On Ray and Kubernetes it does not survive its launcher, see docs/roles.md. A connection that breaks is made again.
+    All roles see the same keys. When all roles are restarted together the store is empty again. For all threads of a
+    process.
     """
 
     def __init__(self, file: Path, attempt: int) -> None:
@@ -117,8 +118,8 @@ class RoleStore:
                 self._client = None
                 if time.monotonic() >= deadline:
                     raise RoleStoreError(
-                        f"{key!r}: the store of the roles is not reached: {error}. It is in `midstep run`, on the "
-                        "machine on which that was typed."
+                        f"{key!r}: the store of the roles is not reached: {error}. It is with the launcher of the "
+                        "whole job: `midstep run`, or its pod."
                     ) from error
                 time.sleep(_PAUSE_S)
 
