@@ -1,5 +1,6 @@
 """Several machines run the same command and are one job: they join, are lost, leave, and are refused."""
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -159,9 +160,19 @@ def _refuse_others(job: JoinedJob) -> None:
     assert status.refused[OTHER_KEYS] >= 1
     assert {node.node for node in status.nodes} == {"a", "b"}
     assert not any("MIDSTEP_TOKEN" in psutil.Process(rank.pid).environ() for rank in status.ranks)
+    whole = parse_token(job.token.read_text(), "its file")
+    assert isinstance(whole, FullToken)
+    tokens = {text for text in map(_token_in_environment, job.left()) if text is not None}
+    assert {parse_token(text, "an environment") for text in tokens} == {whole.for_joining(job.name)}
     job.gate(5).unlink()
     assert [job.wait(0), job.wait(1)] == [0, 0], job.said()
     assert job.report()["incidents"] == []
+
+
+def _token_in_environment(process: psutil.Process) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("MIDSTEP_TOKEN")
+    return None
 
 
 @pytest.mark.soak
