@@ -1,15 +1,47 @@
 """Hunts every mutant by exploration and by the campaign: `make test SUITE=mutants`.
 
 python -m tests.mutants [--write] [--seeds N] [NAME...]     --write: into docs/simulator.md
+
+What was found is kept in `out/mutants`, so the same command goes on where it was stopped, as long as no file that
+matters has changed.
 """
 
 import argparse
+import hashlib
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
 
 from .hunts import MOST_SEEDS, MUTANTS, in_small_worlds, in_the_campaign
 from .table import Row, write
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path("out/mutants")
+MATTERS = ("controller", "policies", "processor", "protocol", "testing", "tests/exploration", "tests/mutants")
+
+
+class Kept:
+    """The rows that were found with the files as they are, kept in a file that bears their hash."""
+
+    def __init__(self, folder: Path, most_seeds: int) -> None:
+        """`folder`: made where it is missing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = sorted(path for name in MATTERS for path in (ROOT / name).rglob("*.py"))
+        content = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        self._file = folder / f"{content[:16]}-{most_seeds}.json"
+        self.rows: dict[str, Row] = {}
+        if self._file.exists():
+            self.rows = msgspec.json.decode(self._file.read_bytes(), type=dict[str, Row])
+
+    def add(self, name: str, row: Row) -> None:
+        """Keep one more."""
+        self.rows[name] = row
+        new = self._file.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(self.rows))
+        new.rename(self._file)
 
 
 def hunted(number: int, most_seeds: int) -> Row:
@@ -28,11 +60,17 @@ def main() -> int:
     )
     options = parser.parse_args()
     chosen = [n for n, m in enumerate(MUTANTS) if not options.names or any(name in m.name for name in options.names)]
-    rows: dict[str, Row] = {}
+    kept = Kept(FOLDER, options.seeds)
+    rows = {MUTANTS[n].name: kept.rows[MUTANTS[n].name] for n in chosen if MUTANTS[n].name in kept.rows}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        hunts = {pool.submit(hunted, number, options.seeds): MUTANTS[number].name for number in chosen}
+        hunts = {
+            pool.submit(hunted, number, options.seeds): MUTANTS[number].name
+            for number in chosen
+            if MUTANTS[number].name not in rows
+        }
         for done in as_completed(hunts):
             row = rows[hunts[done]] = done.result()
+            kept.add(hunts[done], row)
             seen = [f"{each.by} after {each.after:,}" for each in row if each is not None]
             print(f"{hunts[done]}: {row.by}: {'; '.join(seen)}", flush=True)
     if options.write and len(rows) == len(MUTANTS):

@@ -15,7 +15,7 @@ MOST_SEEDS = 12_000
 
 
 class Caught(NamedTuple):
-    """What caught a mutant: a rule or an error, what was seen, and after how many moves or seeds, in which bound."""
+    """What caught a mutant: a rule or an error, what was seen, and after how many seeds, or moves in which bound."""
 
     by: str
     what: str
@@ -25,7 +25,6 @@ class Caught(NamedTuple):
 
 def in_small_worlds(mutant: Mutant, bounds: tuple[Bound, ...] = SMALL) -> Caught | None:
     """Return what the exploration says of a mutant, going through the bounds in turn; None when it lives."""
-    moves = 0
     with applied(mutant):
         for bound in bounds:
             exploration = None
@@ -34,12 +33,11 @@ def in_small_worlds(mutant: Mutant, bounds: tuple[Bound, ...] = SMALL) -> Caught
                 exploration.run()
             except RuleBroken as broken:
                 rule = str(broken).splitlines()[0]
-                return Caught(rule.partition(": ")[0], rule, moves + _moves(exploration), bound.name)
+                return Caught(rule.partition(": ")[0], rule, _moves(exploration), bound.name)
             except NameError:
                 raise  # the mutant itself is wrong
             except Exception as error:  # the explored world has come apart over it
-                return Caught(type(error).__name__, str(error), moves + _moves(exploration), bound.name)
-            moves += exploration.moves
+                return Caught(type(error).__name__, str(error), _moves(exploration), bound.name)
     return None
 
 
