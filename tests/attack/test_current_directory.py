@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from midstep.adapters.mindio.package import put_on_path
+from midstep.launch.job import Start, policy_of
+from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.own_programs import _BEFORE_3_11
 
 from .attack import attack
@@ -71,3 +74,20 @@ def test_python_3_10_has_its_own_way(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, input='{"a": 1}', capture_output=True, text=True, check=True)
     assert done.stdout.strip() == '{"a":1}'
     assert not (tmp_path / "ran").exists()
+
+
+@attack(
+    "a `mindio_ttp` lies beside the script of `midstep run --mindio`",
+    holds="the job is refused before it starts, and a rank that finds one ends: no script trains without recovery",
+    reads="... would be imported in the place of midstep's",
+)
+@pytest.mark.parametrize("name", ["mindio_ttp.py", "mindio_ttp/__init__.py"])
+def test_a_mindio_ttp_beside_the_script_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """The script would import it in the place of midstep's, and nothing would recover."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ConfigurationError, match=r"mindio_ttp.* would be imported in the place of midstep's"):
+        policy_of(Start(command=(str(tmp_path / "train.py"),), mindio=True))
+    with pytest.raises(ConfigurationError, match="would be imported in the place of midstep's"):
+        put_on_path(tmp_path)  # in the rank, as in a pod whose script the command cannot see

@@ -1,4 +1,4 @@
-"""What somebody with a join token can do to the admission of nodes"""
+"""What somebody with a join token can do to the admission of nodes, and who has another one"""
 
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from midstep.controller.enroller import Enroller
 from midstep.controller.enrolment import MOST_NODES, Standing
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Arrival
-from midstep.launch.job import let_nodes_join
+from midstep.launch.job import Start, let_nodes_join
+from midstep.launch.joining import prepare
+from midstep.launch.meeting import RendezvousPoint, Wishes
 from midstep.protocol.codec import PROTOCOL_VERSION
 from midstep.protocol.identities import Role
 from midstep.protocol.keys import JobKeys
@@ -23,7 +25,7 @@ from midstep.protocol.messages import (
     NodeJoined,
     RefusedBecause,
 )
-from midstep.protocol.token import new_token, random_pair
+from midstep.protocol.token import new_token, parse_token, random_pair
 from midstep.protocol.types import StoreEndpoint
 
 from .attack import attack
@@ -160,3 +162,22 @@ def test_a_numbered_request_is_not_taken() -> None:
     request = EnrolmentRequested("host", False, random_pair().public, "rack")
     envelope = Envelope(PROTOCOL_VERSION, JOB, "joining/a", "controller", 0, 0, 1, 5, request)
     assert refusal("joining/a", envelope, 4, Routes()) == "numbered, and not to be acknowledged"
+
+
+@attack(
+    "the environment of a machine's agent is read: `MIDSTEP_TOKEN`",
+    holds="it is a join token, with which nobody can be the controller; ranks, `on_node_relaunch` and "
+    "`watch --on-change` have none",
+)
+def test_the_agent_of_a_machine_gets_a_token_with_which_it_can_only_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the whole one, whoever reads its environment could be the controller."""
+    monkeypatch.setenv("MIDSTEP_HOME", str(tmp_path))
+    script = tmp_path / "train.py"
+    script.touch()
+    token = new_token(job="demo")
+    point = RendezvousPoint("192.0.2.1", 29_400, "demo", False, 600.0, "")
+    machine = prepare(point, token, Start(command=(str(script),)), Wishes())
+    machine.held.remove()
+    assert parse_token(machine.token, "the environment") == token.for_joining("demo")

@@ -29,11 +29,10 @@ from midstep.launch.job import (
     required,
     spec_of,
 )
-from midstep.launch.joining import EndpointClaim, prepare
+from midstep.launch.joining import EndpointClaim
 from midstep.launch.meeting import (
     Flags,
     Launched,
-    Wishes,
     address_towards,
     first_host,
     is_loopback,
@@ -50,7 +49,7 @@ from midstep.protocol.bounds import MOST_OF_A_NODE
 from midstep.protocol.discovery import endpoints, split
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.messages import StartProcess
-from midstep.protocol.token import FullToken, new_token, parse_token, token_text
+from midstep.protocol.token import FullToken, new_token, token_text
 from midstep.protocol.types import Rendezvous
 
 # --- torchrun's flags -------------------------------------------------------------------------------------------------
@@ -502,17 +501,3 @@ def test_a_controller_keeps_the_token_that_the_job_was_begun_with(tmp_path: Path
 
     with pytest.raises(ConfigurationError, match="keys of another token"):
         let_nodes_join(tmp_path / "keys", new_token(), "j")
-
-
-def test_the_agent_of_a_machine_gets_a_token_with_which_it_can_only_join(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the whole one, whoever reads its environment could be the controller."""
-    monkeypatch.setenv("MIDSTEP_HOME", str(tmp_path))
-    script = tmp_path / "train.py"
-    script.touch()
-    token = new_token(job="demo")
-    point = Point("192.0.2.1", 29_400, "demo", False, 600.0, "")
-    machine = prepare(point, token, Start(command=(str(script),)), Wishes())
-    machine.held.remove()
-    assert parse_token(machine.token, "the environment") == token.for_joining("demo")

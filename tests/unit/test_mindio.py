@@ -11,7 +11,6 @@ import pytest
 from midstep.adapters.mindio import processor
 from midstep.adapters.mindio.driver import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
-from midstep.adapters.mindio.package import put_on_path
 from midstep.adapters.mindio.recovery import action_limit_s
 from midstep.adapters.mindio.state import (
     Move,
@@ -303,15 +302,3 @@ def test_the_ranks_are_told_by_a_variable() -> None:
 
     assert mindio_environment(True) == {env.MINDIO: "1"}
     assert mindio_environment(False) == {}
-
-
-@pytest.mark.parametrize("name", ["mindio_ttp.py", "mindio_ttp/__init__.py"])
-def test_a_mindio_ttp_beside_the_script_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    """The script would import it in the place of midstep's, and nothing would recover."""
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("")
-    (tmp_path / "train.py").write_text("")
-    with pytest.raises(ConfigurationError, match=r"mindio_ttp.* would be imported in the place of midstep's"):
-        policy_of(Start(command=(str(tmp_path / "train.py"),), mindio=True))
-    with pytest.raises(ConfigurationError, match="would be imported in the place of midstep's"):
-        put_on_path(tmp_path)  # in the rank, as in a pod whose script the command cannot see

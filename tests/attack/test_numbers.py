@@ -20,6 +20,8 @@ from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.faults import ArmedFault
 from midstep.protocol.token import new_token, token_text
 
+from .attack import attack
+
 TWENTY_DIGITS = "9" * 20
 NUMBERS_AS_TEXT = st.one_of(st.integers(), st.integers(-(10**30), 10**30), st.floats()).map(str) | st.text(
     "0123456789:.-+e_mhd\u00b2\u0663", max_size=6000
@@ -75,6 +77,11 @@ def test_the_options_that_take_numbers_are_found() -> None:
     assert {"simulate mtbf", "agent limit_s", "policy explain nodes", "token lasts_s"} <= names
 
 
+@attack(
+    "a number of twenty digits in any option of any command that takes a number",
+    holds="the command is refused before it does anything",
+    reads="Invalid value for '--rank': ... is not in the range 0<=x<=16777215",
+)
 @pytest.mark.parametrize(("command", "parameter"), [row[1:] for row in NUMBERS], ids=[row[0] for row in NUMBERS])
 def test_a_number_of_twenty_digits_is_refused_by_every_option(
     command: click.Command, parameter: click.Parameter
@@ -100,6 +107,11 @@ def test_what_an_option_takes_for_a_number_a_message_can_carry(
         assert -LARGEST_NUMBER <= value <= LARGEST_NUMBER  # type: ignore[operator]
 
 
+@attack(
+    "`--nnodes` of twenty digits",
+    holds="it is refused at once, and no memory is taken for so many nodes",
+    reads="Invalid value for '--nnodes': ... is not in the range",
+)
 @pytest.mark.parametrize("nodes", [TWENTY_DIGITS, f"1:{TWENTY_DIGITS}"])
 def test_a_job_of_very_many_nodes_is_refused_at_once(nodes: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -150,6 +162,11 @@ def test_faults_of_the_largest_numbers_can_be_sent() -> None:
             assert msgspec.json.encode(ArmedFault(parameter.type.max, "kill", None, parameter.type.max))  # type: ignore[arg-type]
 
 
+@attack(
+    "`--controller` names 3,000 endpoints",
+    holds="the command ends with an error, where libzmq would end the process",
+    reads="3000 endpoints of controllers: at most ... can be named",
+)
 def test_thousands_of_endpoints_are_an_error_of_the_command() -> None:
     """libzmq would end the process: it has room for 1,023 sockets."""
     token = token_text(new_token(job="demo"))
