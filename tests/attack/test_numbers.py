@@ -80,7 +80,7 @@ def test_the_options_that_take_numbers_are_found() -> None:
 @attack(
     "a number of twenty digits in any option of any command that takes a number",
     holds="the command is refused before it does anything",
-    reads="Invalid value for '--rank': ... is not in the range 0<=x<=16777215",
+    reads="Invalid value for '--rank': ... is not in the range 0<=x<=16777216",
 )
 @pytest.mark.parametrize(("command", "parameter"), [row[1:] for row in NUMBERS], ids=[row[0] for row in NUMBERS])
 def test_a_number_of_twenty_digits_is_refused_by_every_option(
