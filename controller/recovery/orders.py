@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ...protocol.messages import CreateNode, DeleteNode, ProbeProgress, Quiesce, StartProcess, StopProcess
 from ...protocol.types import CONTROLLER, PLATFORM, FaultKind, FaultReport, node_address, rank_address
 from .state import JobState
-from .world import GONE, PARKED, REACHABLE, Holder, NodeState, RankEvent
+from .world import GONE, PARKED, REACHABLE, Holder, Meeting, NodeState, RankEvent
 
 # What replacements are waited for: deadlines by name.
 NEWCOMERS = "newcomers"  # that they reach their train function
@@ -29,7 +29,7 @@ def await_newcomers(state: JobState, *, some: bool = True) -> None:
 def next_generation(state: JobState, replaced: Iterable[int]) -> None:
     """Begin the next generation, in which these ranks have other processes."""
     state.fence()
-    state.meeting.begin()
+    state.meeting = Meeting(state.meeting.key)
     state.incident = state.incident.opened(replaced)
     state.repair = None
     state.history.opened(state.generation, replaced)

@@ -364,7 +364,7 @@ _NOWHERE = StoreEndpoint("", 0)
 
 @dataclass
 class Meeting:
-    """The store at which the present generation meets. `key`: what the secrets of all generations are derived from.
+    """The store at which one generation meets. `key`: what the secrets of all generations are derived from.
 
     Every node serves a rendezvous store, and one of them is enough. A store that is alive and does not answer, or one
     that is disturbed, must not cost the job all its attempts: where a link-up has failed, the next generation meets
@@ -392,10 +392,6 @@ class Meeting:
     def secret(self, purpose: str) -> str:
         """Return the secret of those who meet for a purpose."""
         return hashlib.blake2b(purpose.encode(), key=self.key, digest_size=_SECRET_BYTES).hexdigest()
-
-    def begin(self) -> None:
-        """Forget the store of the generation before. Runs when a generation is opened."""
-        self.node, self.failed = "", False
 
     def link_up_failed(self, world: World) -> None:
         """Prefer other stores to that of the present generation from now on, however many ranks report it."""

@@ -20,7 +20,7 @@ NOUNS = "protocol"
 # 45 of these lines are copies in host memory: 28 of the repair plan, 15 of the policy, 2 of the step order; 13 nouns.
 MOST_FILES, MOST_LINES, MOST_LEVELS = 30, 8745, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 11, 2093
-MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 116
+MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 115
 
 
 def test_the_core_can_be_read_in_an_afternoon() -> None:
