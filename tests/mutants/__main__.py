@@ -55,9 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="part of a mutant's name; all without")
     parser.add_argument("--seeds", type=int, default=MOST_SEEDS, help="how many random jobs each may take")
-    parser.add_argument(
-        "--write", action="store_true", help="put the table into docs/simulator.md, when all were hunted"
-    )
+    parser.add_argument("--write", action="store_true", help="put the rows into the table of docs/simulator.md")
     options = parser.parse_args()
     chosen = [n for n, m in enumerate(MUTANTS) if not options.names or any(name in m.name for name in options.names)]
     kept = Kept(FOLDER, options.seeds)
@@ -73,7 +71,7 @@ def main() -> int:
             kept.add(hunts[done], row)
             seen = [f"{each.by} after {each.after:,}" for each in row if each is not None]
             print(f"{hunts[done]}: {row.by}: {'; '.join(seen)}", flush=True)
-    if options.write and len(rows) == len(MUTANTS):
+    if options.write:
         write(rows)
     lived = [name for name, row in rows.items() if row.by == "nothing"]
     print(f"{len(rows) - len(lived)} of {len(rows)} mutants are caught{': alive are ' * bool(lived)}{', '.join(lived)}")

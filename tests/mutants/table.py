@@ -25,19 +25,24 @@ class Row(NamedTuple):
         return words.get((self.explored is not None, self.played is not None), "nothing")
 
 
-def rendered(rows: Mapping[str, Row]) -> str:
-    """Return the table, in the order of the mutants."""
+def rendered(rows: Mapping[str, Row], earlier: Mapping[str, str] | None = None) -> str:
+    """Return the table, in the order of the mutants. `earlier`: the lines of those that were not hunted again."""
     lines = [HEAD, "| --- | --- | --- | --- | --- | --- |\n"]
+    found = []
     for mutant in MUTANTS:
+        if mutant.name not in rows:
+            lines.append((earlier or {})[mutant.name])
+            found.append(lines[-1].split(" | ")[1])
+            continue
         row = rows[mutant.name]
+        found.append(row.by)
         there = (NOT_CAUGHT, NOT_CAUGHT) if row.explored is None else (_where(row.explored), f"{row.explored.after:,}")
         here = (NOT_CAUGHT, NOT_CAUGHT) if row.played is None else (_plain(row.played.by), f"{row.played.after:,}")
         lines.append(f"| {' | '.join((mutant.name, row.by, *there, *here))} |\n")
-    counts = {word: sum(row.by == word for row in rows.values()) for word in ("both", "exploration", "campaign")}
-    explored = counts["both"] + counts["exploration"]
+    both = found.count("both")
     lines.append(
-        f"\n{explored} of {len(rows)} are caught by the exploration, {counts['both'] + counts['campaign']} by the "
-        f"campaign, {counts['both']} by both.\n"
+        f"\n{both + found.count('exploration')} of {len(found)} are caught by the exploration, "
+        f"{both + found.count('campaign')} by the campaign, {both} by both.\n"
     )
     return "".join(lines)
 
@@ -58,10 +63,11 @@ def written() -> str:
 
 
 def write(rows: Mapping[str, Row]) -> None:
-    """Put the table into the docs."""
+    """Put the table into the docs: the rows of those that were hunted, and those that were there of the others."""
+    earlier = {line.strip("| ").partition(" | ")[0]: f"{line}\n" for line in written().splitlines()[2:]}
     before, begin, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
-    PAGE.write_text(f"{before}{begin}{rendered(rows)}{end}{after}")
+    PAGE.write_text(f"{before}{begin}{rendered(rows, earlier)}{end}{after}")
 
 
 def told() -> dict[str, tuple[str, str, int]]:

@@ -1,10 +1,13 @@
 """Exploration and simulation see what they are there to see: each mutant is caught. All: `make test SUITE=mutants`."""
 
+from pathlib import Path
+
 import pytest
 
 from midstep.testing.simulation.world import simulate
 
 from ..exploration.bounds import SMALL
+from . import table
 from .hunts import MUTANTS, in_small_worlds, in_the_campaign
 from .mutant import Mutant, applied
 from .table import Row, rendered, told, written
@@ -70,6 +73,16 @@ def test_a_mutant_that_lives_is_told_as_one() -> None:
     """The table would not pass over it."""
     rows = {mutant.name: Row(None, None) for mutant in MUTANTS}
     assert rendered(rows).count("| nothing |") == len(MUTANTS)
+
+
+def test_the_row_of_a_mutant_that_was_not_hunted_again_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "simulator.md"
+    page.write_text(table.PAGE.read_text())
+    monkeypatch.setattr(table, "PAGE", page)
+    before = written()
+    table.write({MUTANTS[0].name: Row(None, None)})
+    assert written().splitlines()[3:-1] == before.splitlines()[3:-1]
+    assert "| nothing |" in written()
 
 
 def test_afterwards_the_machine_is_whole_again() -> None:
