@@ -26,7 +26,7 @@ from ..protocol.bounds import fits
 from ..protocol.compat import within
 from ..protocol.errors import AgentError
 from ..protocol.exits import is_left_to_launcher
-from ..protocol.host_copies import create_copy_files
+from ..protocol.host_copies import copied_bytes, copied_steps, create_copy_files
 from ..protocol.rank_logs import last_words, output_log
 from . import channel
 from .built_pool import Preparations, is_time
@@ -179,9 +179,16 @@ class RankHost:
 
     def progress(self) -> tuple[t.RankProgress, ...]:
         """Read the step clocks of the ranks that have a process."""
-        clocks = ((process.running.pid, process.clock()) for process in self._processes())
+        clocks = ((process, process.clock()) for process in self._processes())
         return tuple(
-            msgspec.structs.replace(clock, suspended=is_stopped(pid)) for pid, clock in clocks if clock is not None
+            msgspec.structs.replace(
+                clock,
+                suspended=is_stopped(process.running.pid),
+                copied_steps=copied_steps(process.slot.copies, clock.rank),
+                copied_bytes=copied_bytes(process.slot.copies),
+            )
+            for process, clock in clocks
+            if clock is not None
         )
 
     def logs(self) -> tuple[tuple[t.RunningProcess, Path], ...]:

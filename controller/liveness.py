@@ -244,4 +244,6 @@ class ProgressBoard:
             rank,
             step=max(progress.step, rank.step),
             activity="suspended" if progress.suspended else progress.activity.value,
+            copied_steps=progress.copied_steps,
+            copied_bytes=progress.copied_bytes,
         )

@@ -18,7 +18,7 @@ checks the checksum before it uses anything.
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -78,6 +78,17 @@ def read_header(fd: int) -> CopyHeader | None:
         return None
     header = CopyHeader(*fields)
     return header if header.size_bytes <= size_bytes else None
+
+
+def copied_steps(fds: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Return the steps of the copies of a rank in its files. Their content is not looked at."""
+    headers = (read_header(fd) for fd in fds)
+    return tuple(sorted(header.step for header in headers if header is not None and header.rank == rank))
+
+
+def copied_bytes(fds: Iterable[int]) -> int:
+    """Return the memory that files have."""
+    return sum(os.fstat(fd).st_size for fd in fds)
 
 
 class CopyFile:

@@ -134,6 +134,8 @@ class RankStatus(msgspec.Struct, frozen=True):
     step: int
     activity: str
     role: str = ""
+    copied_steps: tuple[int, ...] = ()  # of its copies in host memory
+    copied_bytes: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

@@ -214,6 +214,8 @@ class RankProgress(msgspec.Struct, frozen=True):
     step_age_s: Seconds
     median_step_s: Seconds
     suspended: bool = False  # the kernel says that the process is stopped
+    copied_steps: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of its copies in host memory
+    copied_bytes: Count = 0  # the memory that they take
 
 
 class RunningProcess(msgspec.Struct, frozen=True):

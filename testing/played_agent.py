@@ -58,6 +58,8 @@ class HostedRank(Generic[Process]):
         self.rank = rank
         self.process: Process | None = None
         self.ordered = self.oldest = -1  # latest incarnation asked for, and started
+        self.host_copies = [(0, 0), (0, 0)]  # of each file: the step of the copy in it (0: none), and the world's size
+        self.damaged: set[int] = set()  # steps of which the copy is
         self._own: Slots = []
         self._peers: Slots = []
 

@@ -21,7 +21,7 @@ from .report_text import (
     summary_line,
 )
 from .time_text import time_line
-from .wording import ABSENT, cell, count_text, date_text, duration_text, telling_line
+from .wording import ABSENT, cell, count_text, date_text, duration_text, size_text, telling_line
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
@@ -37,7 +37,7 @@ _RESTARTS = 5
 def status_view(status: JobStatus) -> RenderableType:
     """Return the status as text; the first line is what the job is doing."""
     parts: list[RenderableType] = [job_line(status), _figures(status), *time_line(status), summary_line(status)]
-    parts += [*controller_lines(status), *hold_lines(status), *webhook_lines(status)]
+    parts += [*copy_lines(status), *controller_lines(status), *hold_lines(status), *webhook_lines(status)]
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes), *imports_lines(status.nodes)))
     if status.faults:
@@ -56,6 +56,20 @@ def status_view(status: JobStatus) -> RenderableType:
         counted = ", ".join(f"{cell(reason)}: {count}" for reason, count in sorted(status.refused.items()))
         parts.append(Text(f"messages refused: {counted}", style="yellow"))
     return Group(*parts)
+
+
+def copy_lines(status: JobStatus) -> list[Text]:
+    """Return how old the copies in host memory are, what they take, and what they are for; nothing where none is."""
+    memory = sum(rank.copied_bytes for rank in status.ranks)
+    if not memory:
+        return []
+    step = max(set.intersection(*(set(rank.copied_steps) for rank in status.ranks)), default=None)
+    takes = f"{size_text(memory)} on {count_text(len({rank.node for rank in status.ranks}), 'node')}"
+    if step is None:
+        return [Text(f"host copies: no step of which all ranks have one; {takes}", style="yellow")]
+    age = count_text(max(0, status.committed - step), "step")
+    lost = "a lost process without a replica costs these, a lost node goes back to a checkpoint"
+    return [Text(f"host copies: of step {step}, {age} ago; {takes}; {lost}")]
 
 
 def webhook_lines(status: JobStatus) -> list[Text]:

@@ -352,6 +352,7 @@ class Group:
         self._chance = chance
         self._size = size
         self.frozen = False  # collectives hang without a word
+        self.votes: dict[int, list[bool]] = {}  # at the commit barrier of each step
         self._fails = fails  # the connections do not come up
         self._connecting: dict[int, tuple[Member, Callable[[], None]]] = {}
         self._stores: dict[int, Rendezvous] = {}

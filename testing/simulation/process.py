@@ -23,6 +23,7 @@ from ...protocol.types import (
 )
 from ..invariants import Invariant
 from ..played_agent import FakeProcess
+from .host_copies import PlayedCopies
 from .network import Byzantine, Endpoint, PlayedThread, Thread, falsified
 from .rank_thread import thread_of
 from .scripts import StepPoint
@@ -58,6 +59,7 @@ class Process(FakeProcess, PlayedThread):
         self.faulty = False  # a fault was injected into it, so it may be replaced
         self.byzantine: Byzantine | None = None  # what will be wrong with what it says next
         self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
+        self.copies = PlayedCopies(self)
         self.copied_rank: int | None = None  # the rank whose buddy this one is
         self._said: list[m.RankReady | m.RankQuiesced] = []
         self._waiting: Callable[[Order], None] | None = None  # what lets the train thread go on with an order

@@ -6,6 +6,8 @@ Rebuild, repair and rollback move state between ranks, and some of it is lost on
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...processor import rank_actions as act
 from ...processor.exceptions import fault_in_recovery
 from ...processor.rank_actions import NOTHING, Action, Ended, ReceivedBytes
@@ -73,6 +75,12 @@ class RankRecovery:
     def repair(self, order: Rejoin) -> Thread[ReceivedBytes]:
         """Get what is lost, and hand out what others have lost."""
         process, part = self._process, order.part
+        process.copies.common = part.host_copy
+        if part.restore is RestoreSource.HOST_COPY:
+            process.copies.load(part.target_step)
+            self._own = part.target_step
+            yield process.sleep(0.01)
+            return NOTHING
         if part.restore is RestoreSource.CHECKPOINT:
             self._load(part.target_step)
             yield process.sleep(0.05)
@@ -261,6 +269,7 @@ class RankThread:
         shards, copies = [ShardHold(each, SHARD_BYTES) for each in process.memory.shards], process.place.copies()
         checkpoints, trace = self._world.disk.survey()
         report = process.standing.report(shards, copies, checkpoints, trace)
+        report = msgspec.structs.replace(report, host_copies=process.copies.steps())
         self._world.rank_watch.reports(process, report)
         return report
 
@@ -306,6 +315,7 @@ class RankThread:
 
     def _train(self, action: act.Train) -> Thread[Ended]:
         self._world.rank_watch.resumed(self._process, action.order)
+        self._process.copies.resumed()
         return (yield from self._train_function.run())
 
     def _clean(self) -> Thread[list[str]]:

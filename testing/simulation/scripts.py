@@ -144,11 +144,13 @@ class TrainFunction:
         process, group = self._process, self._process.group
         assert group is not None
         self._world.rank_watch.meets(process)
+        process.copies.votes(group, step)
         try:
             yield lambda go: group.enter(("commit", step), process, lambda: go(None))
         except CommunicatorError:
             return False
         process.in_collective = False
+        process.copies.counted(group, step)
         self._let_fail(StepPoint.MET)
         return True
 
@@ -169,6 +171,7 @@ class TrainFunction:
             self._first_step = False
             now, generation = process.agent.wall_s, process.session.generation
             process.post(StepCommitted(process.rank, generation, process.incarnation, count, now, MEDIAN_STEP_S))
+        process.copies.take(count)
         every = world.setting.checkpoint_every
         if every and count % every == 0:
             process.doing(Activity.CHECKPOINTING)

@@ -9,6 +9,7 @@ from ...policies.schema import (
     Budget,
     CheckpointPolicy,
     Deadlines,
+    HostCopyPolicy,
     NodePolicy,
     Policy,
     RolePolicy,
@@ -136,6 +137,15 @@ def draw_saving(setting: Setting, chance: random.Random) -> Setting:
     return msgspec.structs.replace(
         setting, policy=msgspec.structs.replace(setting.policy, save_before_reschedule=False)
     )  # fmt: skip
+
+
+def with_copies(setting: Setting, chance: random.Random) -> Setting:
+    """Have ranks copy their state into host memory, and spread it over more of them than there are replicas."""
+    policy, copies = setting.policy, [HostCopyPolicy(), *(HostCopyPolicy(every_steps=every) for every in (1, 1, 2, 5))]
+    best_first = (RestoreSource.REPLICA, RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT)
+    restore = tuple(each for each in best_first if each in {*policy.restore, RestoreSource.HOST_COPY})
+    policy = msgspec.structs.replace(policy, restore=restore, host_copy=chance.choice(copies))
+    return msgspec.structs.replace(setting, policy=policy, replicas=chance.choice((1, 1, setting.replicas)))
 
 
 def draw_ahead(setting: Setting, chance: random.Random) -> Setting:

@@ -23,7 +23,7 @@ from .node import SimulatedAgent, SimulatedPlatform
 from .process import Disk, Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
-from .setting import draw_ahead, draw_saving, draw_setting
+from .setting import draw_ahead, draw_saving, draw_setting, with_copies
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
@@ -36,7 +36,7 @@ class SimulatedWorld:
     """One simulated job. What is drawn from `seed` is the same every time.
 
     With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual. The nodes are in so
-    many `racks` that fail together; 0: each is its own failure domain.
+    many `racks` that fail together; 0: each is its own failure domain. With `host_copies` ranks take some.
     """
 
     def __init__(
@@ -47,11 +47,14 @@ class SimulatedWorld:
         whole_transcript: bool = False,
         plan: Callable[["SimulatedWorld", random.Random, Phase | None], None] | None = None,
         racks: int = 0,
+        host_copies: bool = False,
     ) -> None:
         self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
         # By a generator of its own, so that the faults of a seed are the same with it and without.
         setting = draw_saving(draw_setting(chance, focus), random.Random(f"{seed} saving"))
+        if host_copies:
+            setting = with_copies(setting, random.Random(f"{seed} copies"))
         self.setting = setting = draw_ahead(setting, random.Random(f"{seed} ahead"))
         self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()

@@ -1,0 +1,58 @@
+"""`midstep status` says how old the copies in host memory are, what they take and what a loss would cost."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from midstep.cli.views.status_view import status_view
+from midstep.controller.liveness import ProgressBoard
+from midstep.protocol.host_copies import copied_bytes, copied_steps, create_copy_files
+from midstep.protocol.incidents import JobStatus
+from midstep.protocol.messages import NodeHeartbeat
+from midstep.protocol.types import Activity, RankProgress
+from midstep.testing.fake_cluster import FakeCluster
+
+
+def shown(status: JobStatus) -> str:
+    """Return what is printed."""
+    console = Console(file=io.StringIO(), width=1000)
+    with console.capture() as captured:
+        console.print(status_view(status))
+    return captured.get()
+
+
+def with_copies(status: JobStatus, *steps: tuple[int, ...]) -> JobStatus:
+    """Return the status when ranks have copies of these steps, and stand at step 12."""
+    board = ProgressBoard(world_size=len(status.ranks))
+    for rank, copied in zip(status.ranks, steps, strict=True):
+        clock = RankProgress(rank.rank, rank.incarnation, 1, 12, Activity.COMPUTING, 0, 0.0, 0.0, 0.1)
+        clock = msgspec.structs.replace(clock, copied_steps=copied, copied_bytes=3_000_000)
+        board.take(NodeHeartbeat(rank.node, 1.0, (clock,)))
+    return board.overlay(status)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (((8, 10), (8, 10), (8, 10), (8,)), "host copies: of step 8, 4 steps ago; 12 MB on 2 nodes; a lost process"),
+        (((8,), (8,), (9,), (8,)), "host copies: no step of which all ranks have one; 12 MB on 2 nodes"),
+    ],
+)
+def test_status_says_which_copy_all_ranks_have(
+    cluster: FakeCluster, steps: tuple[tuple[int, ...], ...], words: str
+) -> None:
+    """Its age is in steps since."""
+    assert words in shown(with_copies(cluster.machine.status(cluster.now), *steps))
+
+
+def test_status_says_nothing_of_copies_where_there_are_none(cluster: FakeCluster) -> None:
+    """They are off unless the policy asks for them."""
+    assert "host copies" not in shown(cluster.machine.status(cluster.now))
+
+
+def test_files_without_a_copy_take_nothing() -> None:
+    """The agent makes them before it is known how much they will hold."""
+    fds = create_copy_files(0)
+    assert (copied_steps(fds, 0), copied_bytes(fds)) == ((), 0)
