@@ -32,7 +32,7 @@ from ...protocol.messages import (
 )
 from ...protocol.types import CONTROLLER, Decision, FaultKind, RestoreSource, Rung, node_address
 from ..invariants import KEEPING, Invariant, contradictions
-from .host_copies import check_rejoin
+from .host_copies import check_target
 from .network import RESENDS_S
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class ControllerWatch:
         if rejoin.part.restore is RestoreSource.REPLICA and newest > 0 and target < everywhere:
             what = f"all goes back to step {target}, and every rank has committed {everywhere}"
             world.fail(Invariant.NOTHING_LOST, what)
-        check_rejoin(world, rejoin)
+        check_target(world, target)
         if target < newest:
             world.log(f"steps lost: {newest} -> {target}; shards whole: {needed <= shards}, own copies {sorted(own)}")
         for step in [step for step in commits if step > target]:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from ...processor.copy_cadence import CopyCadence, file_to_write
 from ...protocol.errors import HostCopyError
-from ...protocol.messages import Rejoin
 from ...protocol.types import RestoreSource
 from ..invariants import Invariant
 
 if TYPE_CHECKING:
-    from .network import Group
     from .process import Process
     from .world import SimulatedWorld
 
@@ -49,16 +47,16 @@ class PlayedCopies:
         self._under_way, self._agreed = None, False
         self._cadence.resumed(self.common)
 
-    def votes(self, group: "Group", step: int) -> None:
+    def says(self, votes: dict[int, list[bool]], step: int) -> None:
         """Say at the commit barrier whether this rank is for a copy."""
         if self._on:
             if self._world.chance.random() >= LATE:
                 self._finish(self._under_way)
-            group.votes.setdefault(step, []).append(self._cadence.agrees(step))
+            votes.setdefault(step, []).append(self._cadence.agrees(step))
 
-    def counted(self, group: "Group", step: int) -> None:
+    def hears(self, votes: dict[int, list[bool]], step: int) -> None:
         """Hear at its end whether all were."""
-        self._agreed = self._on and all(group.votes[step])
+        self._agreed = self._on and all(votes[step])
 
     def take(self, step: int) -> None:
         """Begin the copy of a step."""
@@ -110,10 +108,9 @@ def common_copy(world: "SimulatedWorld") -> int:
     return max(set.intersection(*steps) - {0}, default=0)
 
 
-def check_rejoin(world: "SimulatedWorld", rejoin: Rejoin) -> None:
+def check_target(world: "SimulatedWorld", target: int) -> None:
     """Nothing lost: where all ranks have a copy of one step, none goes back further."""
-    policy, target = world.policy, rejoin.part.target_step
-    if RestoreSource.HOST_COPY not in policy.restore or world.machine.state.incident.trusted_step is not None:
+    if RestoreSource.HOST_COPY not in world.policy.restore or world.machine.state.incident.trusted_step is not None:
         return
     common = common_copy(world)
     if target < common:

@@ -144,13 +144,13 @@ class TrainFunction:
         process, group = self._process, self._process.group
         assert group is not None
         self._world.rank_watch.meets(process)
-        process.copies.votes(group, step)
+        process.copies.says(group.votes, step)
         try:
             yield lambda go: group.enter(("commit", step), process, lambda: go(None))
         except CommunicatorError:
             return False
         process.in_collective = False
-        process.copies.counted(group, step)
+        process.copies.hears(group.votes, step)
         self._let_fail(StepPoint.MET)
         return True
 
