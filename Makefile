@@ -119,7 +119,7 @@ suite-attack:
 suite-prove:
 	$(BIN)/python -m tests.exploration.prove $(TESTS)
 
-# Break the product on purpose, piece by piece: exploration or simulation has to see each break.
+# Break the product on purpose, piece by piece: exploration or simulation has to see each break. Goes on where it was stopped.
 suite-mutants:
 	$(BIN)/python -m tests.mutants $(TESTS)
 

@@ -66,11 +66,15 @@ def main() -> int:
             for number in chosen
             if MUTANTS[number].name not in rows
         }
-        for done in as_completed(hunts):
-            row = rows[hunts[done]] = done.result()
-            kept.add(hunts[done], row)
-            seen = [f"{each.by} after {each.after:,}" for each in row if each is not None]
-            print(f"{hunts[done]}: {row.by}: {'; '.join(seen)}", flush=True)
+        try:
+            for done in as_completed(hunts):
+                row = rows[hunts[done]] = done.result()
+                kept.add(hunts[done], row)
+                seen = [f"{each.by} after {each.after:,}" for each in row if each is not None]
+                print(f"{hunts[done]}: {row.by}: {'; '.join(seen)}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)  # those under way end first
+            return 130
     if options.write:
         write(rows)
     lived = [name for name, row in rows.items() if row.by == "nothing"]
