@@ -29,7 +29,11 @@ SUITES := unit contract chaos soak devices campaign attack prove mutants etcd pr
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
 
 demo: $(INSTALLED)  ## kill ranks and nodes of a small training job and watch it recover (two minutes); DEMO=--megatron for megatron-core
+ifneq ($(filter cann,$(DEMO)),)
+	$(ON_CANN) -m midstep.cli.main demo --steps 40 $(patsubst cann,npu,$(DEMO))
+else
 	$(BIN)/midstep demo $(DEMO)
+endif
 
 test: $(INSTALLED)  ## lint and all tests but the long ones; SUITE=ray for one suite (CONTRIBUTING.md has them), TESTS="-k mailbox" for some tests
 ifdef SUITE

@@ -3,6 +3,8 @@
 import json
 import sys
 import tempfile
+from collections import Counter
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..controller.journal.reading import read_status
-from ..devices.kinds import CPU, CUDA, FAKE, GLOO
+from ..devices.kinds import CPU, CUDA, FAKE, GLOO, NPU
 from ..launch.job import Start, create_job
 from ..protocol import environment as env
 from ..protocol.errors import ConfigurationError
@@ -29,6 +31,9 @@ from .views.incident_data import incident_json
 from .views.report_text import job_view
 
 NODES, RANKS_PER_NODE, SPARES = 2, 2, 1
+LEAST_RANKS = 2
+# What is compared bit for bit has to repeat itself; the training script asks torch for the same.
+REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
 WIDTH = 100
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -69,6 +74,24 @@ def scenarios(steps: int) -> tuple[Scenario, ...]:
     )
 
 
+def process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
+    """Return what can happen to a process, in as many ranks as there are, all on one node."""
+    lives: Counter[int] = Counter()
+
+    def scenario(title: str, wanted: int, action: FaultAction, point: InjectionPoint, part: float) -> Scenario:
+        rank = wanted % ranks
+        lives[rank] += 1  # each of these ends one
+        fault = ArmedFault(rank, action, point, step=int(steps * part), incarnation=lives[rank])
+        return Scenario(title.format(rank=rank), fault, Rung.RECOVER_IN_PLACE)
+
+    return (
+        scenario("an exception in rank {rank}", 0, FaultAction.RAISE, InjectionPoint.BACKWARD, 0.2),
+        scenario("kill -9 of rank {rank}", 1, FaultAction.KILL, InjectionPoint.COLLECTIVE, 0.4),
+        scenario("SIGSTOP of rank {rank}", 3, FaultAction.STOP, InjectionPoint.FORWARD, 0.6),
+        scenario("kill -9 of rank {rank} in the update", 2, FaultAction.KILL, InjectionPoint.UPDATE, 0.8),
+    )
+
+
 class DemoRun(msgspec.Struct, frozen=True):
     """A training run, on what, and what happens to it."""
 
@@ -86,6 +109,20 @@ class DemoRun(msgspec.Struct, frozen=True):
     def ranks(self) -> int:
         """The number of ranks."""
         return self.nodes * self.ranks_per_node
+
+
+def npu_run(steps: int) -> DemoRun:
+    """Return the demo on Ascend NPUs. A machine with NPUs is one node, so none is lost. Imports torch-npu."""
+    try:
+        devices = int(import_module("torch_npu").npu.device_count())
+    except Exception as error:  # torch-npu without CANN fails in its own ways
+        raise ConfigurationError(f"torch_npu cannot be imported: {error}. See `midstep doctor`.") from error
+    ranks = min(devices, NODES * RANKS_PER_NODE)
+    if ranks < LEAST_RANKS:
+        raise ConfigurationError(f"{count(devices, 'NPU')} found here; the demo needs {LEAST_RANKS}.")
+    scenarios = process_scenarios(steps, ranks)
+    shape: dict[str, Any] = {"nodes": 1, "ranks_per_node": ranks, "spares": 0}
+    return DemoRun(scenarios, **shape, device=NPU, policy="npu.yaml", environment=REPEATABLE)
 
 
 def cuda_run(steps: int) -> DemoRun:
@@ -163,11 +200,12 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 @click.option("--steps", type=STEPS_OF_DEMO, default=100, show_default=True, help="Length of the training.")
 @click.option(
     "--device",
-    type=click.Choice([CPU, CUDA, FAKE]),
+    type=click.Choice([CPU, CUDA, FAKE, NPU]),
     default=CPU,
     show_default=True,
     help="fake: on a CPU that behaves like an NPU, with three faults of the device besides. cuda: on NVIDIA GPUs, "
-    "which the ranks share, with an illegal memory access besides.",
+    "which the ranks share, with an illegal memory access besides. npu: on Ascend NPUs, one node of up to four ranks, "
+    "with a kill in the update instead of the loss of a node.",
 )
 @click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
 @click.option("--mindspore", is_flag=True, help="Train with MindSpore, data parallel, which needs no torch.")
@@ -202,6 +240,8 @@ def command(
             raise click.ClickException(f"{library} is not installed: pip install 'midstep[{library}]'")
     if not mindspore and find_spec("torch") is None:
         raise click.ClickException("torch is not installed: pip install 'midstep[torch]', or try --mindspore")
+    if megatron and device == NPU:
+        raise click.UsageError("--megatron is on the CPU, on GPUs or on the fake device")
     if mindspore and (megatron or device != CPU):
         raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
     require_here(page)
@@ -232,6 +272,8 @@ def _chosen(steps: int, device: str, *, megatron: bool, mindspore: bool) -> Demo
         return DemoRun(scenarios(steps), policy="demo-mindspore.yaml", script=script)
     if device == CUDA:
         return cuda_run(steps)
+    if device == NPU:
+        return npu_run(steps)
     return DemoRun(by_step(scenarios(steps), device_scenarios(steps) if device == FAKE else ()), device=device)
 
 

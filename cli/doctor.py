@@ -5,7 +5,6 @@ import os
 import platform
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -21,15 +20,23 @@ from rich.text import Text
 from ..devices.kinds import CUDA, FAKE, NPU, device_kind
 from ..protocol.errors import ConfigurationError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
-from .demo import WIDTH, DemoRun, Scenario, by_step, device_scenarios, perform, say_problems
+from .demo import (
+    REPEATABLE,
+    WIDTH,
+    DemoRun,
+    Scenario,
+    by_step,
+    device_scenarios,
+    perform,
+    process_scenarios,
+    say_problems,
+)
 from .display.terminal import Terminal
 from .frame import Command
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
 TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
-# What is compared bit for bit has to repeat itself; the training script asks torch for the same.
 INSTEAD = "`midstep demo --mindspore` trains with MindSpore, and `midstep demo` says what it needs"
-REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # two ranks on one GPU, where there is but one
 PYTHON = "Python"
 MIDSTEP, TORCH, TORCH_NPU, MEGATRON = "midstep", "torch", "torch-npu", "megatron-core"
@@ -100,7 +107,7 @@ def plan(kind: str, devices: int, steps: int, *, acceptance: bool) -> DemoRun:
     ranks = min(devices, MOST_RANKS) if devices else FAKE_RANKS
     policy, faked = ("npu.yaml" if kind == NPU else "demo.yaml"), (device_scenarios(steps) if kind == FAKE else ())
     if acceptance:
-        scenarios = by_step(_process_scenarios(steps, ranks), faked)
+        scenarios = by_step(process_scenarios(steps, ranks), faked)
     else:
         ranks = TOY_RANKS
         kill, link = _kill(steps), _broken_link(steps)
@@ -119,24 +126,6 @@ def _kill(steps: int) -> Scenario:
 def _broken_link(steps: int) -> Scenario:
     fault = ArmedFault(0, FaultAction.LINK_DOWN, InjectionPoint.COLLECTIVE, step=int(steps * 0.7))
     return Scenario("a broken link of rank 0", fault, Rung.RETRY_STEP)
-
-
-def _process_scenarios(steps: int, ranks: int) -> tuple[Scenario, ...]:
-    """Return what can happen to a process, in as many ranks as there are."""
-    lives: Counter[int] = Counter()
-
-    def scenario(title: str, wanted: int, action: FaultAction, point: InjectionPoint, part: float) -> Scenario:
-        rank = wanted % ranks
-        lives[rank] += 1  # each of these ends one
-        fault = ArmedFault(rank, action, point, step=int(steps * part), incarnation=lives[rank])
-        return Scenario(title.format(rank=rank), fault, Rung.RECOVER_IN_PLACE)
-
-    return (
-        scenario("an exception in rank {rank}", 0, FaultAction.RAISE, InjectionPoint.BACKWARD, 0.2),
-        scenario("kill -9 of rank {rank}", 1, FaultAction.KILL, InjectionPoint.COLLECTIVE, 0.4),
-        scenario("SIGSTOP of rank {rank}", 3, FaultAction.STOP, InjectionPoint.FORWARD, 0.6),
-        scenario("kill -9 of rank {rank} in the update", 2, FaultAction.KILL, InjectionPoint.UPDATE, 0.8),
-    )
 
 
 def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from .attention import KERNELS, differentiate
+
 NPU = "npu"
 # Operators that stay torch-npu's own: they allocate, look, copy, or change nothing but a tensor's shape.
 _OWN = """
@@ -96,12 +98,12 @@ def _written(schema: Any) -> list[str]:
     return [each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
 
 
-def kernel(operator: Any) -> Callable[..., Any]:
-    """Return the device's kernel of an operator."""
+def kernel(operator: Any, *, draws: bool = False) -> Callable[..., Any]:
+    """Return the device's kernel of an operator; it draws if torch says so, or `draws`."""
     schema = operator._schema
     names = [each.name for each in schema.arguments]
     written = _written(schema)
-    draws = torch.Tag.nondeterministic_seeded in operator.tags
+    draws = draws or torch.Tag.nondeterministic_seeded in operator.tags
 
     @functools.wraps(operator)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -184,7 +186,16 @@ def _returned(schema: Any, given: dict[str, Any], result: Any, new: Callable[[to
     return None if not found else found[0] if len(found) == 1 else tuple(found)
 
 
+def _matmul_backward(
+    grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor, wanted: Sequence[bool]
+) -> tuple[torch.Tensor, ...]:
+    """Compute on the host what torch has no CPU kernel for, as no other device differentiates `matmul` at once."""
+    found = iter(differentiate(torch.matmul, (first, second), grad, wanted))
+    return tuple(next(found) if each else torch.empty(0) for each in wanted)
+
+
 _library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+_own_library: Any = torch.library.Library("npu", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def install() -> int:
@@ -204,5 +215,13 @@ def install() -> int:
             except AttributeError:
                 continue
             _library.impl(name, kernel(operator), "PrivateUse1")
+            count += 1
+        _library.impl("matmul_backward", _matmul_backward, "CPU")
+        for name, on_cpu in KERNELS.items():
+            operator = getattr(torch.ops.npu, name, None)
+            if operator is None:  # of a newer release
+                continue
+            _own_library.impl(name, on_cpu(operator.default), "CPU")
+            _own_library.impl(name, kernel(operator.default, draws=True), "PrivateUse1")
             count += 1
     return count
