@@ -48,9 +48,9 @@ class Preload(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):
-    """From the fork server: it has imported its modules. More than one thread makes a fork unsafe."""
+    """From the fork server: it has imported its modules. Any other thread makes a fork unsafe."""
 
-    threads: int
+    threads: tuple[str, ...]  # names of all but the first
     failed: tuple[str, ...] = ()  # what could not be imported, and why
 
 

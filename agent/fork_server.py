@@ -27,7 +27,7 @@ from ..protocol import environment as names
 from ..protocol.errors import AgentError, MidstepError
 from . import channel
 from .channel import THREAD_LIMITS
-from .linux import die_with_parent, name_process, thread_count
+from .linux import die_with_parent, name_process, other_threads, thread_count
 
 PRELOAD_STORE = "store"  # for ranks that do not train with torch: 2 s of CPU less for each node
 # torch._dynamo is what the first optimizer of a process imports; the rest are midstep's own.
@@ -144,7 +144,7 @@ def _carry_out(received: channel.MessageWithFds, end: socket.socket, agent: int)
 
 def _report_imports(end: socket.socket, failed: tuple[str, ...]) -> None:
     gc.freeze()  # shared with all forks for good. Collecting first would take 0.3 s, and free a few pages
-    channel.send(end, channel.ModulesImported(threads=thread_count(), failed=failed))
+    channel.send(end, channel.ModulesImported(threads=other_threads(), failed=failed))
 
 
 def _fork() -> bool:

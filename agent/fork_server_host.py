@@ -180,25 +180,26 @@ class ForkServerHost:
     def _modules_imported(self, message: channel.ModulesImported) -> None:
         for failed in message.failed:
             _log.info("the fork server cannot import %s", failed)
-        if message.threads > 1:
-            self._give_up_unsafe()
+        if message.threads:
+            self._give_up_unsafe(", ".join(message.threads))
             return
         self._enter(_Phase.UP)
         self.imports_s = time.monotonic() - self._began_s
         self._early_exits = 0
         self._on_up()
 
-    def _give_up_unsafe(self) -> None:
-        """End a server that has more than one thread: its forks could deadlock. Start one without the preload."""
+    def _give_up_unsafe(self, threads: str) -> None:
+        """End a server that has other threads, by their names: its forks could deadlock. Start one without preload."""
         preload, self._preload = self._preload, None
         self.stop()
         if preload is None:
-            _log.error("an import has started a thread, so the fork server is not used: processes start cold")
+            _log.error("an import has started a thread (%s), so no fork server is used: processes start cold", threads)
             return
         _log.error(
-            "one of the modules of standby.preload (%s) has started a thread, and a fork with threads is not safe: "
-            "remove it from the policy. The fork server is started again without these modules",
+            "one of the modules of standby.preload (%s) has started a thread (%s), and a fork with threads is not "
+            "safe: remove it from the policy. The fork server is started again without these modules",
             ", ".join(preload.modules),
+            threads,
         )
         self._start(_Phase.FIRST_IMPORTS)
 

@@ -5,6 +5,7 @@ import ctypes
 import os
 import select
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -87,6 +88,16 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 def thread_count() -> int:
     """Count the threads of this process, including those that Python did not start."""
     return len(os.listdir("/proc/self/task"))
+
+
+def other_threads() -> tuple[str, ...]:
+    """Return the names of all threads of this process but the calling one: Python's names, else the system's."""
+    found, names = [], {thread.native_id: thread.name for thread in threading.enumerate()}
+    for task in sorted(map(int, os.listdir("/proc/self/task"))):
+        if task != threading.get_native_id():
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                found.append(names.get(task) or Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return tuple(found)
 
 
 def _prctl(option: int, value: "int | ctypes.Array[ctypes.c_char]") -> None:

@@ -74,7 +74,11 @@ class DeviceGroup(ReplaceableGroup):
         return left
 
     def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
-        """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises."""
+        """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises.
+
+        Returns None where the library does, which torch's types do not say: NCCL's group has no work for a caller
+        that will not wait.
+        """
         scope = self._scope
         if scope.reason is not None and not self._batching:
             raise scope.error(op)
@@ -89,7 +93,8 @@ class DeviceGroup(ReplaceableGroup):
             if observer is not None:
                 observer.left(op)
             raise
-        return work if observer is None else WatchedWork(work, op, observer)
+        watched: dist.Work = _watched(work, op, observer)
+        return watched
 
     def link_check(self) -> tuple[torch.Tensor, Any]:
         """Start to add up a one of each rank; return the tensor and the work. The first one builds the communicator."""
@@ -135,7 +140,8 @@ class DeviceGroup(ReplaceableGroup):
             if observer is not None:
                 observer.left(_BATCH)
             raise
-        return work if observer is None else WatchedWork(work, _BATCH, observer)
+        watched: dist.Work = _watched(work, _BATCH, observer)
+        return watched
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let the library's collectives take `timeout` from the next reconnect on."""
@@ -197,6 +203,16 @@ class WatchedWork(dist.Work):
     def synchronize(self) -> None:
         """As the library's."""
         self._inner.synchronize()
+
+
+def _watched(work: Any, op: str, observer: "CollectiveObserver | None") -> Any:
+    """Return the work, which tells the observer of its end. Without a work the collective is queued, and has ended."""
+    if observer is None:
+        return work
+    if work is None:
+        observer.left(op)
+        return None
+    return WatchedWork(work, op, observer)
 
 
 class Batch:

@@ -55,7 +55,7 @@ class PlayedGroup:
             raise AttributeError(op)
         return lambda *args: self._start(op, args)
 
-    def _start(self, op: str, args: Any) -> QueuedWork:
+    def _start(self, op: str, args: Any) -> QueuedWork | None:
         with self._changed:
             if self._store() is None:
                 raise RuntimeError("fn INTERNAL ASSERT FAILED: Not implemented.")
@@ -63,7 +63,8 @@ class PlayedGroup:
                 raise dist.DistBackendError("NCCL communicator was aborted on rank 0. ")
             self._left += 1
         self._queue.put((op, args))
-        return QueuedWork()
+        is_async = getattr(args[-1], "asyncOp", True) if args else True
+        return QueuedWork() if is_async else None  # as torch's, which has no work for a caller that will not wait
 
     def _serve(self) -> None:
         group = None

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -32,11 +33,15 @@ def kill_once(directory: Path, step: int) -> None:
 
 
 def open_files() -> dict[str, int]:
-    """Return how many files of each kind this process has open."""
+    """Return how many files of each kind this process has open, and sockets by family and state."""
     kinds: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
             kinds[os.readlink(f"/proc/self/fd/{name}").partition(":")[0].rstrip("0123456789-")] += 1
+    for each in psutil.Process().net_connections(kind="all"):
+        address = each.laddr if isinstance(each.laddr, str) else getattr(each.laddr, "ip", "")
+        where = address.rstrip("0123456789abcdef") or "unnamed"
+        kinds[f"{each.family.name} {each.type.name} {each.status} {where}"] += 1
     return dict(kinds)
 
 

@@ -34,6 +34,7 @@ HERE = Path(__file__).parent
 STEPS = 60
 FAULT_STEPS = 90
 MEGATRON_STEPS = 30
+SHARDED_STEPS = 30
 RECOVERIES = 30
 TURNS = int(os.environ.get("MIDSTEP_CUDA_TURNS", "3"))
 RECOVERY = os.environ.get("MIDSTEP_CUDA_RECOVERY", "--ranks 2,4 --repeat 3").split()
@@ -100,6 +101,27 @@ def megatron(folder: Path) -> Result:
         environment=base.environment,
     )
     return _compared(run, folder, MEGATRON_STEPS)
+
+
+def sharded(folder: Path) -> Result:
+    """Two rows of two ranks under `fully_shard`, bf16, two micro-batches; a rank lost at each place of a step."""
+
+    def scenario(title: str, step: int, rank: int, at: InjectionPoint, operation: str = "") -> Scenario:
+        fault = ArmedFault(rank, FaultAction.KILL, at, step, 1, operation=operation)
+        return Scenario(title, fault, Rung.RECOVER_IN_PLACE)
+
+    plan = (
+        scenario("kill -9 of rank 1 in its forward pass", 6, 1, InjectionPoint.FORWARD),
+        scenario("kill -9 of rank 3 in a reduce-scatter", 12, 3, InjectionPoint.COLLECTIVE, "reduce_scatter_single"),
+        scenario("kill -9 of rank 0 in its backward pass", 18, 0, InjectionPoint.BACKWARD),
+        scenario("kill -9 of rank 2 in its update", 24, 2, InjectionPoint.UPDATE),
+    )
+    return _compared(sharded_run(plan, cuda_run(SHARDED_STEPS)), folder, SHARDED_STEPS)
+
+
+def sharded_run(plan: tuple[Scenario, ...], base: DemoRun) -> DemoRun:
+    """Return the sharded job on the devices of `base`, under these faults."""
+    return msgspec.structs.replace(base, scenarios=plan, spares=0, script=str(HERE / "sharded_job.py"))
 
 
 def _compared(run: DemoRun, folder: Path, steps: int) -> Result:
@@ -188,7 +210,7 @@ def transport(_: Path) -> Result:
 
 
 PARTS: dict[str, Callable[[Path], Result]] = {
-    each.__name__: each for each in (doctor, demo, faults, megatron, endurance, step_time, transport, recovery)
+    each.__name__: each for each in (doctor, demo, faults, megatron, sharded, endurance, step_time, transport, recovery)
 }
 
 

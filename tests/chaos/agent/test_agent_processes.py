@@ -285,13 +285,13 @@ def test_a_preloaded_module_that_starts_a_thread_is_left_out(play: Play) -> None
         await site.agent()
         (site.root / "mine.py").write_text(
             "import os, threading, time\nloaded_by = os.getpid()\n"
-            "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+            "threading.Thread(target=time.sleep, args=(600,), name='mine-1', daemon=True).start()\n"
         )
         site.welcome(
             "import mine, os; print('preloaded', mine.loaded_by != os.getpid())",
             settings=JobSettings(preload=("mine",)),
         )
-        await site.mentions("has started a thread")
+        await site.mentions("has started a thread (mine-1)")
         site.start(0)
 
         assert (await site.exited(0)).status == 0

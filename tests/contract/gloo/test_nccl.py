@@ -55,6 +55,40 @@ class Setup:
         return "up"
 
 
+class Watching:
+    """Keeps what a communicator tells of collectives."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
+        self.told.append(f"entered {op} of {len(group)}")
+
+    def left(self, op: str) -> None:
+        self.told.append(f"left {op}")
+
+
+def be_watched(rank: Rank) -> None:
+    """Wait for one collective at once, and for another one later."""
+    setup = Setup(rank)
+    watching = setup.communicator.observer = Watching()
+    dist.all_reduce(torch.ones(3))
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert work is not None
+    watching.told.append("not yet")
+    work.wait()
+    setup.library.synchronize()
+    rank.say(watching.told)
+    setup.communicator.close()
+
+
+def test_a_collective_for_which_the_library_gives_no_work_is_seen_to_end(ranks: Ranks) -> None:
+    """Torch's NCCL returns no work where its caller will not wait for it."""
+    ranks.start_all(WORLD, be_watched)
+    once = [f"entered allreduce of {WORLD}", "left allreduce"]
+    assert ranks.hear_all() == [[*once, once[0], "not yet", once[1]]] * WORLD
+
+
 def survive(rank: Rank) -> None:
     """Wait for the device in a collective that lacks a peer, until the control thread aborts."""
     setup = Setup(rank)
