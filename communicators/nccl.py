@@ -7,8 +7,11 @@ in the middle of it leaves NCCL waiting until TORCH_NCCL_NONBLOCKING_TIMEOUT.
 An abort marks the scope first and the communicators then. Kernels of aborted collectives end within milliseconds, so
 the device's queue drains and every thread that waits for it returns, as if all were well: what the collectives have
 left in their tensors is worth nothing. That a scope has ended is therefore asked when a step's queue is done
-(`Runtime.finish_step`). Releasing what NCCL holds takes half a second more; that is done in threads, and the next
-link-up waits for them.
+(`Runtime.finish_step`). Releasing what NCCL holds takes half a second more. Threads do that while the new ones are
+made; a link-up waits for them only if the one before it failed, which memory that was not free yet may have caused.
+
+The first communicator in a process takes half a second longer than others. So each process makes one of its own, and
+drops it, while its script builds the model; a process that is built ahead has done so long before it is needed.
 """
 
 import ctypes
@@ -16,6 +19,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -53,6 +57,10 @@ class NcclLibrary(Protocol):
         """Keep to the device that this thread has chosen. Raises ConfigurationError if it cannot be used."""
         ...
 
+    def load(self) -> None:
+        """Load what the first communicator in a process loads. Blocks for half a second."""
+        ...
+
     def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
         """Return a group that does the collectives of `group`, and what is to be aborted. Connects nothing."""
         ...
@@ -81,23 +89,35 @@ class NcclCommunicator(DeviceCommunicator):
         """Register the backend with torch."""
         super().__init__("nccl", registration, library.device_type)
         self._library = library
-        self._teardown: list[threading.Thread] = []
+        self._pending: list[threading.Thread] = []  # threads that any link-up waits for
+        self._releasing: list[threading.Thread] = []  # of the communicators that the last link-up made
+        self._made = False  # by the last link-up
         self._generation_store: GenerationStore | None = None
 
     def _make_world(self, timeout: timedelta) -> None:
         self._library.take_device()
         super()._make_world(timeout)
+        with self._lock:
+            self._pending.append(self._in_thread("midstep-nccl-load", self._load))
+
+    def _load(self) -> None:
+        try:
+            self._library.load()
+        except Exception as error:  # the link-up meets it, too, and can report it
+            _log.warning("NCCL could not be loaded ahead of its use: %s", error)
 
     def _cut(self) -> None:
         """Abandon an attempt, and abort every communicator: each in a thread, as a kernel may wait behind another's."""
         with self._lock:
             super()._cut()
             left = [group.leave_backend() for group in self._groups if group.backend is not None]
-            self._teardown = [thread for thread in self._teardown if thread.is_alive()]
-            for backend in left:
-                thread = threading.Thread(target=self._abort_one, args=(backend,), name="midstep-abort", daemon=True)
-                thread.start()
-                self._teardown.append(thread)
+            aborting = [self._in_thread("midstep-abort", self._abort_one, backend) for backend in left]
+            self._releasing = [thread for thread in self._releasing if thread.is_alive()] + aborting
+
+    def _in_thread(self, name: str, target: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _abort_one(self, backend: Any) -> None:
         try:
@@ -116,10 +136,15 @@ class NcclCommunicator(DeviceCommunicator):
     ) -> None:
         """Make new communicators, and use each once."""
         self._library.use_device()
-        task.stage = "the communicators of the generation before are not released"
-        for thread in self._teardown:
+        began_s = time.monotonic()
+        with self._lock:
+            awaited = self._pending + ([] if self._made else self._releasing)
+            self._made = False
+        task.stage = "NCCL is not loaded, or communicators of earlier generations are not released"
+        for thread in awaited:
             while thread.is_alive():
                 thread.join(min(_POLL_S, task.remaining_s()))
+        ready_s = time.monotonic()
         self._generation_store = generation_store
         for group, name in kept:
             task.stage = f"the communicator of group {name} cannot be made"
@@ -127,8 +152,19 @@ class NcclCommunicator(DeviceCommunicator):
             self._connect_group(group, name, scope)
         task.stage = "not all ranks have come to make their communicators"
         self._host.barrier()  # NCCL's own meeting cannot be aborted: nobody goes there before all are here
+        met_s = time.monotonic()
         self.link_up_s = link_up(FirstUse(self._library.synchronize), task, kept)
-        _log.info("generation %d: made %d groups", self.generation, len(kept))
+        with self._lock:
+            self._pending, self._releasing, self._made = self._releasing, [], True
+        _log.info(
+            "generation %d: made %d groups: %.2f s until NCCL was ready, %.2f s until all ranks had come, "
+            "%.2f s until each was used once",
+            self.generation,
+            len(kept),
+            ready_s - began_s,
+            met_s - ready_s,
+            time.monotonic() - met_s,
+        )
 
     def _connect_group(self, group: DeviceGroup, name: str, scope: GenerationScope) -> None:
         assert self._generation_store is not None
@@ -156,7 +192,7 @@ class NcclCommunicator(DeviceCommunicator):
         """Abort, destroy the groups, and wait a moment for what is being released."""
         end = time.monotonic() + _CLOSE_S
         super().close()
-        for thread in self._teardown:
+        for thread in (*self._pending, *self._releasing):
             thread.join(max(0.0, end - time.monotonic()))
 
 
@@ -176,9 +212,22 @@ class TorchNccl:
         if problem is not None:
             raise ConfigurationError(problem)
 
+    def load(self) -> None:
+        """Make a communicator of this process alone, use it once on a stream of its own, and drop it."""
+        self.use_device()
+        nccl: Any = _process_group_nccl()
+        options = nccl.Options()
+        options.config.blocking = 0
+        alone = nccl(dist.HashStore(), 0, 1, options)  # type: ignore[attr-defined,unused-ignore]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
+        with torch.cuda.stream(stream):
+            alone.allreduce([torch.ones(1, device=self.device_type)]).wait()
+        stream.synchronize()
+        alone.abort()
+
     def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
         """Make a ProcessGroupNCCL, with the options that the script has given for the group, if it has."""
-        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+        nccl: Any = _process_group_nccl()
         options = nccl.Options() if group.given_options is None else group.given_options
         options._timeout = group.timeout
         options.config.blocking = 0
@@ -209,6 +258,10 @@ class TorchNccl:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self._index)
+
+
+def _process_group_nccl() -> Any:
+    return dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
 
 
 def nccl_version() -> tuple[int, ...]:

@@ -8,6 +8,7 @@ raises the same error, and only another process can use the device again. Contex
 """
 
 import gc
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +17,8 @@ import torch
 from ..protocol.errors import ConfigurationError, RecoveryError
 from ..protocol.types import FaultAction
 from .base import Damage
+
+_log = logging.getLogger("midstep")
 
 DRAIN_S = 5.0  # how long kernels of a script may take to end, once its collectives are aborted
 _ILLEGAL_WRITE = 'extern "C" __global__ void write_nowhere(float* at) { at[1LL << 42] = 1.0f; }'
@@ -47,6 +50,18 @@ class CudaDevice:
         self._index = local_rank % gpus
         torch.cuda.set_device(self._index)
         torch.cuda.synchronize(self._index)  # opens the context here, where what it raises is understood
+        threading.Thread(target=self._load, name="midstep-cublas-load", daemon=True).start()
+
+    def _load(self) -> None:
+        """Load cuBLAS while the script builds its model, or the first step would."""
+        try:
+            torch.cuda.set_device(self._index)
+            with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call,unused-ignore]
+                for dtype in (torch.float32, torch.bfloat16):
+                    square = torch.zeros(64, 64, device=self.torch_device, dtype=dtype)
+                    torch.mm(square, square)
+        except RuntimeError as error:  # the first step meets it, too, and can report it
+            _log.warning("cuBLAS could not be loaded ahead of its use: %s", _first_line(error))
 
     def stop(self) -> None:
         """Mark the device: the communicators' abort has ended all that another rank can hold up."""

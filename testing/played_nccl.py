@@ -105,6 +105,9 @@ class PlayedNccl:
     def take_device(self) -> None:
         """Do nothing: there is one CPU."""
 
+    def load(self) -> None:
+        """Do nothing: gloo has nothing to load."""
+
     def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
         """Return a played group, twice: it does the collectives and is aborted."""
         made = PlayedGroup(store, group)

@@ -33,9 +33,11 @@ from midstep.protocol.types import Rung
 HERE = Path(__file__).parent
 STEPS = 60
 FAULT_STEPS = 90
-MEGATRON_STEPS = 30
+MEGATRON_STEPS = 16
 SHARDED_STEPS = 30
-RECOVERIES = 30
+NEWEST = hasattr(torch.distributed.ProcessGroup, "reduce_scatter_single")  # torch 2.13 calls it so
+REDUCE_SCATTER = "reduce_scatter_single" if NEWEST else "_reduce_scatter_base"
+RECOVERIES = int(os.environ.get("MIDSTEP_CUDA_RECOVERIES", "30"))
 TURNS = int(os.environ.get("MIDSTEP_CUDA_TURNS", "3"))
 RECOVERY = os.environ.get("MIDSTEP_CUDA_RECOVERY", "--ranks 2,4 --repeat 3").split()
 LIMIT_S = 240.0
@@ -112,7 +114,7 @@ def sharded(folder: Path) -> Result:
 
     plan = (
         scenario("kill -9 of rank 1 in its forward pass", 6, 1, InjectionPoint.FORWARD),
-        scenario("kill -9 of rank 3 in a reduce-scatter", 12, 3, InjectionPoint.COLLECTIVE, "reduce_scatter_single"),
+        scenario("kill -9 of rank 3 in a reduce-scatter", 12, 3, InjectionPoint.COLLECTIVE, REDUCE_SCATTER),
         scenario("kill -9 of rank 0 in its backward pass", 18, 0, InjectionPoint.BACKWARD),
         scenario("kill -9 of rank 2 in its update", 24, 2, InjectionPoint.UPDATE),
     )

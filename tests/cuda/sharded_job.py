@@ -39,6 +39,7 @@ def main(directory: Path, steps: int) -> None:
     fully_shard(model, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
+    hosts = dist.new_group(backend="gloo")
     torch.manual_seed(100 + rank)
     state = midstep.TrainState(model=model, optimizer=optimizer, scheduler=scheduler)
 
@@ -53,9 +54,10 @@ def main(directory: Path, steps: int) -> None:
                 loss = model(inputs.to(device), targets.to(device)) / 2
                 loss.backward()
             norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            whole_norm = float(norm.full_tensor())
+            value = loss.item() + float(norm.full_tensor())
+            dist.barrier(hosts)  # what an aborted collective has left is no result; here all have theirs
             with (directory / f"loss.{rank}").open("a") as record:
-                record.write(f"{step.index} {(loss.item() + whole_norm).hex()}\n")
+                record.write(f"{step.index} {value.hex()}\n")
             with step.update():
                 optimizer.step()
                 scheduler.step()
