@@ -21,6 +21,14 @@ COMMANDS = {
     "report": "Show what happened in a job: incidents, phases, reasons.",
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
     "inject": "Cause a fault on purpose, now or at an injection point of a step or a recovery.",
+    "pause": "Have all ranks stand still between two steps for a while, or train on.",
+    "save": "Have a checkpoint written at the next step boundary.",
+    "restart": "Give a rank another process, between two steps.",
+    "drain": "Move the ranks of a node to a spare one, between two steps.",
+    "isolate": "Leave a node at once.",
+    "release": "Use a node again that was drained or isolated.",
+    "rungs": "Forbid a rung of the ladder, or force one, for a time.",
+    "acknowledge": "Say that you have seen what a job asks for.",
     "stop": "End a job, with an emergency checkpoint.",
     "promote": "Let another controller of a job lead.",
     "pause-failover": "Keep the controllers that stand by from taking over for a while.",
@@ -34,7 +42,16 @@ COMMANDS = {
     "platform": "Make the nodes of a job on an engine that you have.",
 }
 # Commands that share a module or are in a folder; each other one has a module of its name, and is its `command`.
-_TOGETHER = {"stop": "orders", "promote": "orders", "pause-failover": "orders", "page": "page.command"}
+_TOGETHER = {
+    "stop": "orders",
+    "promote": "orders",
+    "pause-failover": "orders",
+    "page": "page.command",
+    **dict.fromkeys(
+        ("pause", "save", "restart", "drain", "isolate", "release", "rungs", "acknowledge"),
+        "controls",
+    ),
+}
 
 
 class Lazy(click.Group):

@@ -23,7 +23,9 @@ LOOKED_S = 2.0
 
 @click.command("stop", cls=Command)
 @click.argument("job", required=False, metavar="[JOB]")
-@click.option("--reason", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your user name]")
+@click.option(
+    "--why", "--reason", "reason", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your name]"
+)
 @operator_options
 def stop(*, job: str | None, reason: str | None, controller: str | None, token_file: Path | None) -> None:
     """End a running job: its processes, agents and controller, in order. Its journal, logs and checkpoints stay.
@@ -47,8 +49,12 @@ def stop(*, job: str | None, reason: str | None, controller: str | None, token_f
         echo(stop_group(group))
         return
     target = reached(job, controller, token_file)
-    by = _user() if isinstance(target, HereJob) else f"{_user()} on {socket.gethostname()}"
-    echo(tell(target, requests.StopJobRequest(reason or f"midstep stop by {by}"), ASK_S))
+    echo(tell(target, requests.StopJobRequest(reason or f"midstep stop by {asker(target)}"), ASK_S))
+
+
+def asker(target: ReachedJob) -> str:
+    """Return who gives an order to a job, as it is written into the journal."""
+    return _user() if isinstance(target, HereJob) else f"{_user()} on {socket.gethostname()}"
 
 
 def _user() -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from ..controller.endpoints.control_requests import Refused, Reply
 from ..controller.endpoints.story import StoryOrder, excerpt, story_of
-from ..controller.recovery.events import Action, Finish, Forget, Log, Send
+from ..controller.recovery.events import Action, ControlAnswered, ControlRequested, Finish, Forget, Log, Send
 from ..controller.story import StoryEntry
 from ..protocol.errors import MidstepError
 from ..protocol.own_programs import own_program
@@ -45,8 +45,13 @@ FIELDS = (
     "error",
     "path",
     "exit_code",
+    "rung",
+    "for_s",
+    "by",
+    "role",
+    "why",
 )
-NESTED = ("process", "report", "fault")  # whose fields count as if they were the event's own
+NESTED = ("process", "report", "fault", "control", "asked")  # whose fields count as if they were the event's own
 RANKS = rank_address(0).removesuffix("0")  # the addresses of processors: which rank is meant is said by them
 INDENT = " " * 8
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -90,6 +95,8 @@ def _grouped(actions: tuple[Action, ...]) -> Iterator[str]:
                 receivers.setdefault(_described(body, without=told), []).append(receiver)
             case Log(text):
                 yield telling_line(text)
+            case ControlAnswered(text, refused):
+                yield f"the operator is {'refused' if refused else 'answered'}: {telling_line(text)}"
             case Finish(exit_code, reason):
                 yield f"the job is over with exit code {exit_code}: {telling_line(reason)}"
             case Forget():  # only what was to be sent before
@@ -99,7 +106,8 @@ def _grouped(actions: tuple[Action, ...]) -> Iterator[str]:
 
 def _described(message: Any, without: tuple[str, ...] = ()) -> str:
     """Return a message's name as words, and its telling fields."""
-    name = _WORD.sub(" ", type(message).__name__).lower()
+    about = message.control if isinstance(message, ControlRequested) else message
+    name = _WORD.sub(" ", type(about).__name__).lower()
     said = [f"{field.replace('_', ' ')} {value}" for field, value in _fields(message) if field not in without]
     return telling_line(f"{name}: {', '.join(said)}" if said else name)
 

@@ -15,7 +15,7 @@ from ..policies.fault_codes import DETECTABLE
 from ..protocol import messages as m
 from ..protocol.bounds import MOST_OF_NODES_WORDS
 from ..protocol.rank_logs import size_of
-from ..protocol.types import DETECTOR_PREFIX, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
+from ..protocol.types import DETECTOR_PREFIX, OPERATOR, PLATFORM, FaultLevel, FaultReport, node_address, rank_address
 from .routes import PlacementHistory, Routes
 
 _OF_THE_PLATFORM = (m.PlatformJoined, m.NodeLost, m.NodeRefused, m.NodeGoing, m.NodeStaying, m.Ack)
@@ -90,6 +90,8 @@ def unbelievable(report: FaultReport) -> str | None:
     """Return why a detector's report is not taken, whichever way it came; None if it is."""
     if report.kind not in DETECTABLE or report.mendable:
         return "not for a detector to see"
+    if report.seen_by == OPERATOR:
+        return "speaks for an operator"
     if report.level is FaultLevel.SOFTWARE and report.code is None:
         return "names neither code nor level"
     return "longer than a fault can be" if len(report.detail + report.meaning) > _LONGEST_TEXT else None

@@ -381,7 +381,7 @@ class Driver:
     def _serve(self, now: float) -> None:
         for asker, request in self._control.requests():
             answer = partial(self._control.answer, asker)
-            event = self._requests.begin(request, self.status, answer)
+            event = self._requests.begin(request, self._control.role(asker), self.status, answer)
             if event is None:
                 continue
             if self._trouble.error is not None and self._trouble.blocks(now):
@@ -461,7 +461,7 @@ class Driver:
                 self._wire.forget(action.receiver)
             elif isinstance(action, Log):
                 _log.info("%s", action.text)
-            elif not self._drain_until_s:
+            elif isinstance(action, Finish) and not self._drain_until_s:
                 self._conclude(action, now)
 
     def _conclude(self, finish: Finish, now: float) -> None:

@@ -74,6 +74,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `taken`: the rungs taken so far in this incident, in order; `failed`: those of them that failed by
     themselves (a rung that another rank's fault cut short has not failed). `spent`: what was taken in the
     whole job.
+
+    `forbidden`: rungs that an operator does not want taken now, with the reason.
     """
 
     now: float
@@ -96,6 +98,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     spent: tuple[Spent, ...] = ()
     node_failures: tuple[NodeFailure, ...] = ()
     min_nodes: int | None = None
+    forbidden: dict[Rung, str] = {}
 
     def usable_spares(self) -> tuple[str, ...]:
         """Return the spare nodes that are neither lost nor isolated, in their order."""
@@ -215,6 +218,8 @@ def tried(facts: Facts, entry: RungPolicy, prefix: str = "") -> list[str]:
 
     `prefix` stands before a limit, which is one party's own, and not before a failure, which is that of all parties.
     """
+    if entry.rung in facts.forbidden:
+        return [facts.forbidden[entry.rung]]
     failures = [failed.reason for failed in facts.failed if failed.rung is entry.rung]
     if failures:
         what = "failed before" if entry.rung in facts.taken else "cannot help"

@@ -65,6 +65,7 @@ class Runtime:
         self._stopping = threading.Lock()
         self._shielded = False
         self._changed = threading.Condition()
+        self._told_to_wait_s = 0.0  # when the controller last said that it knows of the wait
         self._client: Client | None = None
         self._hold_rank(environment)
 
@@ -219,14 +220,14 @@ class Runtime:
 
         Raises OrdersOverdue after `orders_s`: a process without a controller should not stay for ever.
         """
-        deadline = time.monotonic() + self.settings.orders_s
+        began_s = time.monotonic()
         with self._changed:
             while True:
                 order = self.session.take_order()
                 if order is not None:
                     return order
                 self._stack_dump.disarm()
-                left_s = deadline - time.monotonic()
+                left_s = max(began_s, self._told_to_wait_s) + self.settings.orders_s - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     raise errors.OrdersOverdue(
                         f"rank {self.rank} has waited {self.settings.orders_s:g} s for the controller, in stage "
@@ -313,6 +314,8 @@ class Runtime:
             heard = self.session.hear(body)
             if heard.taken:
                 self._watch(body)
+            elif isinstance(body, Quiesce) and body.generation == self.session.generation:
+                self._told_to_wait_s = time.monotonic()  # it is parked, and held so
             self._changed.notify_all()
         if heard.abort:
             try:

@@ -44,6 +44,7 @@ class FaultKind(StrEnum):
     NETWORK = "network"
     STORAGE = "storage"
     NODE_JOINED = "node_joined"  # no fault: a world that was made smaller can grow again
+    REQUESTED = "requested"  # no fault: an operator asks for something at a step boundary
     DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from .compat import StrEnum
+from .controls import Controls
 from .reports import PreparedProcesses
 from .time_spent import TimeSpent
 from .types import Decision, FaultReport, RestoreSource, Rung
@@ -253,3 +254,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     time: TimeSpent | None = None  # since the job began
     time_lately: tuple[TimeSpent, ...] = ()  # of the last hour, day and 30 days, as far as the job is longer
     webhooks: tuple[WebhookStatus, ...] = ()  # those that are told of the job
+    controls: Controls = Controls()  # what operators want of the job, and have done
+    held: bool = False  # all ranks stand still at a step boundary, as an operator wants it

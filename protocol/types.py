@@ -23,6 +23,7 @@ from .faults import InjectionPoint as InjectionPoint
 CONTROLLER = "controller"
 PLATFORM = "platform"
 DETECTOR_PREFIX = "detector/"
+OPERATOR = "detector/operator"  # in whose name a node is drained or isolated
 
 
 def node_address(node: str) -> str:

@@ -6,7 +6,7 @@ see against it. The diagram in `docs/recovery.md` is drawn from it.
 
 from collections.abc import Iterable, Mapping
 
-from ..controller.recovery.events import DeadlinePassed, StopRequested
+from ..controller.recovery.events import ControlRequested, DeadlinePassed, StopRequested
 from ..controller.recovery.state import Phase
 from ..protocol import messages as m
 
@@ -19,6 +19,7 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
     P.WAITING: {
         (m.NodeJoined, m.NodeChecked, m.NodeStaying, m.FaultReported): (P.STARTING,),
         (m.NodeRefused, DeadlinePassed): (P.STARTING, P.ENDED),
+        (ControlRequested,): (P.STARTING,),
         (StopRequested,): (P.ENDED,),
     },
     P.STARTING: {
@@ -39,6 +40,7 @@ _BY_PHASE: Mapping[Phase, Mapping[tuple[type, ...], tuple[Phase, ...]]] = {
         (m.FaultReported,): (*DECIDED, P.SUSPECTING),
         (m.RankQuiesced, DeadlinePassed): (*DECIDED, P.REJOINING),
         (m.CheckpointSaved,): (P.QUIESCING, P.REJOINING),
+        (ControlRequested,): (P.REJOINING,),
         (m.RankFinished,): (P.FINISHING,),
         (StopRequested,): (P.SAVING,),
     },

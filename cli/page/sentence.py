@@ -60,6 +60,11 @@ def sentence(status: JobStatus, note: str = "") -> Sentence:
         return Sentence(
             Mood.ASKS, f"Asks you for {first}", f"last known at step {status.committed:,}", (first, note, *asks)
         )
+    if status.held and status.controls.pause is not None:
+        pause = status.controls.pause
+        left = duration_text(max(0.0, pause.until_s - status.at_s))
+        headline = f"Paused for {telling_line(pause.asked.text)}"
+        return Sentence(Mood.RECOVERING, headline, f"{_step(status)}, trains on in {left} at the latest", asks)
     incident = status.incidents[-1] if status.incidents else None
     if incident is not None and incident.outcome is Outcome.OPEN:
         return _recovering(status, incident, asks)

@@ -98,6 +98,7 @@ def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str,
         "refused": dict(status.refused),
         "faults": faults_json(status),
         "holds": [msgspec.to_builtins(hold) for hold in status.holds],
+        "controls": [msgspec.to_builtins(record) for record in status.controls.records],
         "time": None if status.time is None else time_json(status.time),
         "time_lately": [time_json(spent) for spent in status.time_lately],
     }

@@ -11,6 +11,7 @@ from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, Rank
 from ...protocol.reports import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
 from ...protocol.wording import numbers_text, one_line
+from .controls_text import record_lines, standing_lines
 from .report_text import (
     budget_table,
     controller_lines,
@@ -25,6 +26,7 @@ from .wording import ABSENT, cell, count_text, date_text, duration_text, size_te
 
 RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most common one
 INCIDENTS = 5
+CONTROLS = 5
 FAULT_ROWS = 16
 STRANGERS = 3  # names of nodes that are not the job's
 _SEVERITY = {each: place for place, each in enumerate(reversed(tuple(Treatment)))}
@@ -38,6 +40,7 @@ def status_view(status: JobStatus) -> RenderableType:
     """Return the status as text; the first line is what the job is doing."""
     parts: list[RenderableType] = [job_line(status), _figures(status), *time_line(status), summary_line(status)]
     parts += [*copy_lines(status), *controller_lines(status), *hold_lines(status), *webhook_lines(status)]
+    parts += standing_lines(status)
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes), *imports_lines(status.nodes)))
     if status.faults:
@@ -47,6 +50,7 @@ def status_view(status: JobStatus) -> RenderableType:
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
         parts.extend((*_decision(status.incidents[-1]), *last_words_view(status.incidents[-1])))
+    parts += record_lines(status, CONTROLS)
     if status.incidents_left_out or status.faults_left_out:
         left_out = (
             f"{count_text(status.incidents_left_out, 'incident')} and {count_text(status.faults_left_out, 'fault')}"

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from ...protocol.bounds import Count, Name, Text
+from ...protocol.controls import Control, Why
 from ...protocol.errors import MidstepError
 from ...protocol.identities import Role
 from ...protocol.incidents import ControllerPhase, Incident, JobStatus
@@ -56,6 +57,23 @@ class StopJobRequest(msgspec.Struct, frozen=True, tag=True):
     """End the job; asked again, without waiting for its last checkpoint."""
 
     reason: Text
+
+
+class ControlRequest(msgspec.Struct, frozen=True, tag=True):
+    """Have the job do something while it runs. `by`: who asks, as the command says; the connection says which role."""
+
+    control: Control
+    by: Name
+    why: Why
+
+
+class LeaveNodeRequest(msgspec.Struct, frozen=True, tag=True):
+    """Leave a node: by a drain at a step boundary, or at once. It is not used again before it is released."""
+
+    node: Name
+    by: Name
+    why: Why
+    at_once: bool = False
 
 
 class PromoteRequest(msgspec.Struct, frozen=True, tag=True):
@@ -137,6 +155,8 @@ PromptRequest = (
     | KillNodeRequest
     | ReportFaultRequest
     | StopJobRequest
+    | ControlRequest
+    | LeaveNodeRequest
     | PromoteRequest
     | PauseFailoverRequest
 )
@@ -173,6 +193,8 @@ RIGHTS: dict[type[Request], Right] = {
     KillNodeRequest: Right(Role.OPERATOR, "kill a node"),
     ReportFaultRequest: Right(Role.OPERATOR, "report a fault"),
     StopJobRequest: Right(Role.OPERATOR, "stop the job"),
+    ControlRequest: Right(Role.OPERATOR, "control the job"),
+    LeaveNodeRequest: Right(Role.OPERATOR, "drain or isolate a node"),
     PromoteRequest: Right(Role.ADMIN, "promote a controller"),
     PauseFailoverRequest: Right(Role.ADMIN, "pause the failover"),
 }

@@ -26,6 +26,7 @@ MAX_REPLY_BYTES = 8 * 1024 * 1024
 ANSWERED_BYTES = 8 * 1024 * 1024  # over one connection; who does not read them keeps no more than one answer more
 _REMEMBERED = 1024  # connections: more than there can be at once
 _LOGGED = 20  # of one kind of refusal, then one in _LOGGED
+OWNER = "owner"
 _READS = (StatusRequest, IncidentsRequest, StoryRequest)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -174,6 +175,11 @@ class OperatorRequests:
         """Yield a bounded number of requests, with whom to answer."""
         yield from self._control.requests()
         yield from self._remote.requests()
+
+    @staticmethod
+    def role(asker: Asker) -> str:
+        """Return the role of an asker in words; who reaches the control socket owns the job."""
+        return str(role_of(asker.connection)) if isinstance(asker, RemoteAsker) else OWNER
 
     def answer(self, asker: Asker, reply: Reply) -> None:
         """Answer; nothing happens if the asker is gone."""

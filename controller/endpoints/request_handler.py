@@ -13,18 +13,30 @@ from typing import Protocol
 
 import msgspec
 
+from ...protocol.controls import Asked
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
-from ...protocol.types import ArmedFault, Assertion, FaultReport, JobSpec
+from ...protocol.types import OPERATOR, ArmedFault, Assertion, FaultKind, FaultLevel, FaultReport, JobSpec
 from ..admission import unbelievable
 from ..journaled import Journaled
-from ..recovery.events import Action, Event, InjectRequested, KillNodeRequested, Send, StopRequested
+from ..recovery.events import (
+    Action,
+    ControlAnswered,
+    ControlRequested,
+    Event,
+    InjectRequested,
+    KillNodeRequested,
+    Send,
+    StopRequested,
+)
 from .control_requests import (
     Accepted,
+    ControlRequest,
     IncidentsReply,
     IncidentsRequest,
     InjectRequest,
     KillNodeRequest,
+    LeaveNodeRequest,
     PauseFailoverRequest,
     PromoteRequest,
     PromptRequest,
@@ -34,6 +46,7 @@ from .control_requests import (
     Request,
     StatusReply,
     StatusRequest,
+    StopJobRequest,
     StoryRequest,
 )
 
@@ -62,12 +75,17 @@ class RequestHandler:
         self._stories = stories
         self._abridger = Abridger()
 
-    def begin(self, request: Request, status: Callable[[], JobStatus], answer: Callable[[Reply], None]) -> Event | None:
-        """Answer now or later, where that takes no event; else return the event that the request is."""
+    def begin(
+        self, request: Request, role: str, status: Callable[[], JobStatus], answer: Callable[[Reply], None]
+    ) -> Event | None:
+        """Answer now or later, where that takes no event; else return the event that the request is.
+
+        `role`: that of the operator who asks.
+        """
         if isinstance(request, StoryRequest):
             self._tell(request, answer)
             return None
-        begun = self._begun(request, status)
+        begun = self._begun(request, role, status)
         if not isinstance(begun, Reply):
             return begun
         answer(begun)
@@ -79,20 +97,27 @@ class RequestHandler:
         else:
             self._stories.tell(request, answer)
 
-    def _begun(self, request: PromptRequest, status: Callable[[], JobStatus]) -> Reply | Event:
+    def _begun(self, request: PromptRequest, role: str, status: Callable[[], JobStatus]) -> Reply | Event:
         if isinstance(request, StatusRequest | IncidentsRequest):
             return self._told(request, status())
         if isinstance(request, PromoteRequest | PauseFailoverRequest):
             return self._lead.answer(request)
+        if isinstance(request, ControlRequest):
+            return ControlRequested(request.control, Asked(request.by, role, request.why))
+        if isinstance(request, LeaveNodeRequest):
+            return _without_node(request.node, status()) or FaultReported(_leaving(request, role))
+        return StopRequested(request.reason) if isinstance(request, StopJobRequest) else self._fault(request, status)
+
+    def _fault(
+        self, request: InjectRequest | KillNodeRequest | ReportFaultRequest, status: Callable[[], JobStatus]
+    ) -> Reply | Event:
         if isinstance(request, InjectRequest):
             return self._without_rank(request.fault.rank) or InjectRequested(request.fault)
         if isinstance(request, KillNodeRequest):
             return _without_node(request.node, status()) or KillNodeRequested(request.node)
-        if isinstance(request, ReportFaultRequest):
-            report = request.report
-            elsewhere = None if report.rank is not None else _without_node(report.node, status())
-            return self.misfit(report) or elsewhere or FaultReported(report)
-        return StopRequested(request.reason)
+        report = request.report
+        elsewhere = None if report.rank is not None else _without_node(report.node, status())
+        return self.misfit(report) or elsewhere or FaultReported(report)
 
     def _told(self, request: StatusRequest | IncidentsRequest, status: JobStatus) -> Reply:
         if isinstance(request, StatusRequest):
@@ -133,7 +158,28 @@ class RequestHandler:
         if isinstance(event, FaultReported):
             follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
             return Accepted(f"{describe_report(event.report)}; {follows}")
-        return Accepted("the job is being stopped")
+        told = [action for action in actions if isinstance(action, ControlAnswered)]
+        return _answer_of_control(told) if isinstance(event, ControlRequested) else Accepted("the job is being stopped")
+
+
+def _answer_of_control(told: list[ControlAnswered]) -> Reply:
+    if not told:
+        return Refused("the job has ended")
+    return Refused(told[0].text) if told[0].refused else Accepted(told[0].text)
+
+
+def _leaving(request: LeaveNodeRequest, role: str) -> FaultReport:
+    """Return the report by which a node is left: a standing fault, in the name of the operator."""
+    return FaultReport(
+        FaultKind.NODE,
+        0.0,
+        OPERATOR,
+        Asked(request.by, role, request.why).text,
+        node=request.node,
+        level=FaultLevel.NODE if request.at_once else FaultLevel.SUB_HEALTH,
+        fault_id=f"{'isolate' if request.at_once else 'drain'} {request.node}",
+        assertion=Assertion.OCCUR,
+    )
 
 
 def _without_node(name: str | None, status: JobStatus) -> Refused | None:

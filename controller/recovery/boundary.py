@@ -11,7 +11,7 @@ from ...protocol.messages import Quiesce
 from ...protocol.types import Activity, FaultKind, RankProgress, rank_address
 from .orders import LOOK, ask_for_clocks, faults_of, next_generation, quiesce
 from .state import EXCUSED, JobState, Phase, PlannedChange, Stage
-from .topic import Blame, Decide, PhaseLimit, ReadClocks, Recs, Rule, Stay, StoppedAtBoundary, Topic
+from .topic import Blame, Decide, HoldRanks, PhaseLimit, ReadClocks, Recs, Rule, Stay, StoppedAtBoundary, Topic
 from .world import NOT_STOPPED, RankEvent
 
 LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first
@@ -77,6 +77,8 @@ def _stopped(state: JobState, _: StoppedAtBoundary | None = None) -> Recs:
 def _over_time(state: JobState) -> Recs:
     """The boundary is overdue: look who has not reached it, and then go no further."""
     change = state.planned.current
+    if change is not None and change.stage is Stage.HOLDING:
+        return [HoldRanks()]
     if change is not None and change.stage is Stage.HANDING_OVER:
         return [Stay(f"the checkpoint was not written within {state.policy.deadlines.save_s:g} s")]
     if change is None or change.after_step is None:

@@ -129,7 +129,13 @@ def _gather(state: JobState) -> Facts:
         spent=tuple(state.accounts.paid),  # what the attempt under way has cost is widened, and not paid twice
         node_failures=tuple(state.accounts.node_failures),
         min_nodes=state.policy.scale.min_nodes,
+        forbidden=_forbidden(state) if state.controls.rungs else {},
     )
+
+
+def _forbidden(state: JobState) -> dict[Rung, str]:
+    """Return the rungs that operators do not want taken now, each with the reason."""
+    return {each.rung: each.reason for each in state.controls.rungs if state.now < each.until_s}
 
 
 def _closed_nodes(state: JobState) -> dict[str, str]:

@@ -7,6 +7,7 @@ the event that caused them is durable.
 
 import msgspec
 
+from ...protocol.controls import Asked, Control
 from ...protocol.messages import Command, NodeEnrolled, Report
 from ...protocol.types import ArmedFault
 
@@ -65,6 +66,13 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
     insist: bool = True
 
 
+class ControlRequested(msgspec.Struct, frozen=True, tag=True):
+    """An operator wants something of the job while it runs."""
+
+    control: Control
+    asked: Asked
+
+
 Event = (
     Report
     | NodeEnrolled
@@ -75,6 +83,7 @@ Event = (
     | NodeReturned
     | HoldEnded
     | StopRequested
+    | ControlRequested
 )
 
 
@@ -99,10 +108,17 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class ControlAnswered(msgspec.Struct, frozen=True, tag=True):
+    """Tell the operator who asked for a control what follows from it, or why it is refused."""
+
+    text: str
+    refused: bool = False
+
+
 class Log(msgspec.Struct, frozen=True, tag=True):
     """Write a line into the controller's log: what was decided, and why."""
 
     text: str
 
 
-Action = Send | Forget | Finish | Log
+Action = Send | Forget | Finish | ControlAnswered | Log

@@ -40,6 +40,7 @@ returns recommendations. Below the topics are the facts, and the verbs that send
     boundary    the step between which and the next all ranks stop for a planned change
     lifecycle   generations, both barriers, resume, finish
     saving      the emergency checkpoint, stop, end
+    controls    what operators have a job do: pause, save, restart a rank, forbid a rung
     start       every process starts: first, again, in another size; growth; newcomers that are waited for
     spares      spares that are asked for, and what they build ahead
 
@@ -82,6 +83,7 @@ from ...protocol.messages import DeleteNode, EndJob, NodeEnrolled
 from ...protocol.types import PLATFORM, JobSpec, node_address
 from .blame import BLAME
 from .boundary import BOUNDARY
+from .controls import CONTROLS
 from .decision import DECISION
 from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fault_book import FaultBook
@@ -94,9 +96,9 @@ from .spares import SPARES
 from .start import START, wait_for_nodes
 from .state import Arrivals, JobState, Phase
 from .topic import ALIVE, Owed, PhaseLimit, Recommendation, Recs, Row, Rule, Topic
-from .world import REACHABLE, Meeting, Node, NodeState, World
+from .world import NOT_STOPPED, REACHABLE, Meeting, Node, NodeState, World
 
-TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, START, LIFECYCLE, SAVING, SPARES)
+TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, CONTROLS, START, LIFECYCLE, SAVING, SPARES)
 
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
@@ -278,6 +280,10 @@ class RecoveryMachine:
             reason=state.result.reason if state.result is not None else "",
             ranks_asked=state.job.world_size,
             holds=tuple(state.history.holds),
+            controls=state.controls,
+            held=state.controls.pause is not None
+            and state.phase is Phase.PAUSING
+            and not state.world.has(*NOT_STOPPED),
         )
 
 

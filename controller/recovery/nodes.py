@@ -262,7 +262,7 @@ def _check(state: JobState, name: str) -> None:
 def _use_again(state: JobState, rec: do.UseAgain) -> Recs:
     """A node that was left is well again."""
     node = state.world.nodes[rec.node]
-    node.state = NodeState.SPARE
+    node.state, node.note = NodeState.SPARE, ""
     _check(state, rec.node)
     node.state = NodeState.UNFIT if state.is_unfit(rec.node) else NodeState.SPARE
     return None

@@ -5,7 +5,8 @@ spare node, beside the old ones that train. When all of them have reached their 
 a step a little ahead is chosen, and every rank gets the order to stop before it, in the present generation. At the
 boundary the new processes take the ranks over, and get their state from the replicas that the others hold; the old ones
 end only when it is sure that no other rank's state goes with them. To grow, all write a checkpoint there, and start
-again (`start.py`).
+again (`start.py`). What operators ask for at a boundary (`controls.py`) is a change as well: all ranks are held there,
+a checkpoint is written, or the process of a rank is replaced.
 
 Whatever comes between comes first: the change is given up, and looked at again later.
 """
@@ -242,15 +243,21 @@ def _make_change(state: JobState) -> Recs:
     """All ranks have stopped: make the change, write first what would be lost by it, or go on without it."""
     change = state.planned.current
     assert change is not None
-    if not change.nodes and not _spare_of(state, change):
+    if change.holds or change.saves:
+        change.stage = Stage.HOLDING if change.holds else Stage.HANDING_OVER
+        return [do.HoldRanks() if change.holds else do.SavePart()]
+    if not change.nodes and not change.ranks and not _spare_of(state, change):
         return _stay(state, change, "the spare node is gone")
     if change.nodes or change.restarts:
         state.planned.current = None
         _LOOK.drop(state)
         return [do.SaveFirst(Reschedule((change.node,)) if change.restarts else Resize())]
     lost = _kept_back(state, change)
-    if lost is None:
-        return _switch(state, change)
+    return _switch(state, change) if lost is None else _hand_over(state, change, lost)
+
+
+def _hand_over(state: JobState, change: PlannedChange, lost: str) -> Recs:
+    """Have a checkpoint written of what would go with the old processes, if one can be."""
     if RestoreSource.CHECKPOINT not in state.policy.restore:
         return _stay(state, change, f"{lost}; and no checkpoint can be written: restore is without checkpoint")
     change.stage = Stage.HANDING_OVER
@@ -262,23 +269,28 @@ def _part_saved(state: JobState, rec: do.PartSaved) -> Recs:
     change = state.planned.current
     if change is None:
         return None
+    if change.saves:
+        return _go_on(state, change, rec.error or f"a checkpoint of step {rec.step} was written")
     if not rec.begun:
         return _stay(state, change, f"{_kept_back(state, change)}; {rec.error}")
     if rec.error:
         return _stay(state, change, f"the checkpoint failed: {rec.error}")
-    if not _spare_of(state, change):
+    if not change.ranks and not _spare_of(state, change):
         return _stay(state, change, "the spare node is gone")
     for holder in state.world.holders:  # those that stay were asked what they can read before it was there
         if holder.report is not None:
             readable = tuple(sorted({*holder.report.checkpoints, rec.step}))
             holder.report = msgspec.structs.replace(holder.report, checkpoints=readable)
     said = f"a checkpoint of step {rec.step} was written first"
-    state.note(f"{said}, as only the processes that leave {change.node} held all of it")
+    who = ranks_text(change.ranks) if change.ranks else f"the processes that leave {change.node}"
+    state.note(f"{said}, as only {who} held all of it")
     return _switch(state, change)
 
 
 def _stay(state: JobState, change: PlannedChange, why_not: str) -> Recs:
     """The ranks of the node cannot leave it after all: all ranks continue where they are."""
+    if change.wish:
+        return _go_on(state, change, f"not done: {why_not}")
     _give_up(state, why_not, failed=True)
     if change.node in state.planned.unwell and _spare_of(state, change):
         state.planned.unwell[change.node].failures = FAILURES  # who holds what does not change by waiting
@@ -291,8 +303,32 @@ def _stay_after_all(state: JobState, rec: do.Stay) -> Recs:
     return None if change is None else _stay(state, change, rec.why)
 
 
+def _go_on(state: JobState, change: PlannedChange, outcome: str, replace: tuple[int, ...] = ()) -> Recs:
+    """Operators had all ranks stop here: what they wished for is done, or cannot be, and all train on."""
+    state.planned.current = None
+    state.saving.drop()
+    _LOOK.drop(state)
+    done = [do.WishDone(change.wish, outcome)] if change.wish else []
+    return [*done, do.OpenGeneration(replace)]
+
+
+def _end_hold(state: JobState, _: do.EndHold) -> Recs:
+    """Let all ranks go on; those that are on their way to the boundary go on from there."""
+    change = state.planned.current
+    if change is None or not change.holds:
+        return None
+    if change.stage is Stage.HOLDING:
+        return _go_on(state, change, "")
+    if change.stage not in AT_THE_BOUNDARY:
+        _give_up(state, "the pause is over before it began")
+        _LOOK.drop(state)
+    return None
+
+
 def _switch(state: JobState, change: PlannedChange) -> Recs:
     """Nothing goes with the old processes: hand the ranks of the node to the newcomers, and open a generation."""
+    if change.ranks:
+        return _go_on(state, change, "done", change.ranks)
     moved = tuple(holder.rank for holder in state.world.on(change.node))
     spare = _spare_of(state, change)
     if spare != change.spare:
@@ -320,7 +356,7 @@ def _spare_of(state: JobState, change: PlannedChange) -> str:
 def _kept_back(state: JobState, change: PlannedChange) -> str | None:
     """Say what would go with the old processes; None when the others, or a checkpoint of this step, have all of it."""
     reports = {holder.rank: holder.report for holder in state.world.holders if holder.report is not None}
-    leaving = {holder.rank for holder in state.world.on(change.node)}
+    leaving = {*change.ranks, *(holder.rank for holder in state.world.on(change.node))}
     gone = {
         rank: StepReport(0, ready=False, clean=False, needs=report.needs, checkpoints=report.checkpoints)
         for rank, report in reports.items()
@@ -395,7 +431,9 @@ def _given_up(state: JobState, rec: do.GiveUpChange) -> Recs:
 
 
 def _plan(state: JobState, rec: do.Plan) -> Recs:
-    """Plan a change that needs no preparation."""
+    """Plan a change that needs no preparation, unless another one is planned."""
+    if state.planned.current is not None:
+        return None
     state.planned.current = rec.change
     return [do.ReadClocks()]
 
@@ -419,6 +457,7 @@ PLANNED = Topic(
         do.NewcomerFailed: _newcomer_failed,
         do.Stay: _stay_after_all,
         do.Plan: _plan,
+        do.EndHold: _end_hold,
         do.PartSaved: _part_saved,
         do.GiveUpChange: _given_up,
     },

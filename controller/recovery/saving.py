@@ -55,6 +55,8 @@ def _on_stop_requested(state: JobState, event: StopRequested) -> Recs:
 
 def _save_first(state: JobState, rec: do.SaveFirst) -> Recs:
     """Park the survivors, and have them save what they hold."""
+    if state.planned.current is not None:
+        return [do.GiveUpChange("the job is saved, and its processes end"), rec]
     state.saving.then = rec.goal
     survivors = [each for each in state.world.holders if _is_survivor(state, each)]
     untrained = all(holder.state in UNTRAINED for holder in survivors)

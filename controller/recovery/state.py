@@ -14,6 +14,7 @@ from ...policies.budgets import NodeFailure, Spent, failures_by_node
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
+from ...protocol.controls import Controls
 from ...protocol.messages import Command
 from ...protocol.types import (
     Activity,
@@ -26,7 +27,7 @@ from ...protocol.types import (
     Rung,
     rank_address,
 )
-from .events import Action, Finish, Forget, Log, Send
+from .events import Action, ControlAnswered, Finish, Forget, Log, Send
 from .fault_book import UNFIT, FaultBook
 from .incident import History, OpenIncident
 from .node_checks import NodeChecks
@@ -163,11 +164,12 @@ class Stage(StrEnum):
     PREPARING = "preparing"  # newcomers are started, beside those whose ranks they will hold
     READING = "reading"  # the step clocks are read, to choose the boundary
     STOPPING = "stopping"  # the ranks have been told where to stop
-    HANDING_OVER = "handing over"  # all have stopped, and write what only those that leave hold
+    HANDING_OVER = "handing over"  # all have stopped, and write what only those that leave hold, or all
+    HOLDING = "holding"  # all have stopped, and stand still until an operator lets them go on
 
 
 # The way back from here is an incident of its own.
-AT_THE_BOUNDARY = frozenset({Stage.STOPPING, Stage.HANDING_OVER})
+AT_THE_BOUNDARY = frozenset({Stage.STOPPING, Stage.HANDING_OVER, Stage.HOLDING})
 
 
 @dataclass
@@ -193,6 +195,10 @@ class PlannedChange:
     spare: str = ""
     nodes: int = 0
     restarts: bool = False
+    holds: bool = False  # all ranks, for an operator
+    saves: bool = False  # all ranks write a checkpoint, as an operator wishes
+    ranks: tuple[int, ...] = ()  # whose processes are replaced, as an operator wishes
+    wish: int = 0  # the number of the wish
     newcomers: dict[int, Newcomer] = field(default_factory=dict)
     awaiting: set[int] = field(default_factory=set)
     stage: Stage = Stage.PREPARING
@@ -330,6 +336,7 @@ class JobState:
     incident: OpenIncident = field(default_factory=OpenIncident)  # empty while nothing is wrong
     repair: RepairPlan | None = None  # from barrier one until the incident is closed
     planned: Planned = field(default_factory=Planned)  # changes that wait for a step boundary
+    controls: Controls = field(default_factory=Controls)  # what operators want, and have done
     remark: str = ""  # for the record of the next repair: what became of a checkpoint, or of a change
     due: Due = field(default_factory=Due)
     clocks: Clocks = field(default_factory=Clocks)
@@ -358,6 +365,10 @@ class JobState:
     def say(self, text: str) -> None:
         """Have a line logged."""
         self.turn.actions.append(Log(text))
+
+    def answer(self, text: str, *, refused: bool) -> None:
+        """Have the operator who asked for a control told what follows."""
+        self.turn.actions.append(ControlAnswered(text, refused))
 
     def send(self, receiver: str, body: Command) -> None:
         """Ask for a command to be sent in the present generation."""

@@ -249,6 +249,21 @@ class ReadClocks(Recommendation, frozen=True):
     """The planned change is prepared: read the step clocks, and choose the boundary."""
 
 
+class HoldRanks(Recommendation, frozen=True):
+    """All ranks stand at the boundary at which an operator wants them held: begin to hold them, or hold them on."""
+
+
+class EndHold(Recommendation, frozen=True):
+    """The ranks are not to be held any more, if they are yet: all train on."""
+
+
+class WishDone(Recommendation, frozen=True):
+    """A wish of an operator at a boundary is done, or cannot be."""
+
+    wish: int
+    outcome: str
+
+
 class Stay(Recommendation, frozen=True):
     """The change at the boundary cannot be made: all ranks stay where they are."""
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -63,7 +64,7 @@ class Controller:
     def reply(self, request: Request) -> Reply:
         """Answer a request."""
         answers: list[Reply] = []
-        event = self.handler.begin(request, lambda: self.machine.status(self.now), answers.append)
+        event = self.handler.begin(request, "owner", lambda: self.machine.status(self.now), answers.append)
         return answers[0] if event is None else self.take(event)
 
 
@@ -153,7 +154,8 @@ def test_a_viewer_gets_answers_and_nothing_else(monkeypatch: pytest.MonkeyPatch)
             wire.sent.append(Received("operator/viewer/fuzzer", "operator/viewer/", sent))
             for asker, request in operators.requests():
                 answers: list[Reply] = []
-                event = controller.handler.begin(request, lambda: controller.machine.status(0.0), answers.append)
+                status = partial(controller.machine.status, 0.0)
+                event = controller.handler.begin(request, "viewer", status, answers.append)
                 assert event is None, f"a viewer's {request} in case {case}"
                 operators.answer(asker, *answers)
         assert len(wire.answers) == 2 * (case + 1)

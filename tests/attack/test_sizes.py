@@ -117,7 +117,7 @@ def test_the_status_of_a_long_job_can_be_read(tmp_path: Path) -> None:
             asked = thread.submit(control_socket.ask, folder, StatusRequest(), 60.0)
             while not asked.done():
                 for asker, request in server.requests():
-                    event = handler.begin(request, lambda: status, partial(server.answer, asker))
+                    event = handler.begin(request, "owner", lambda: status, partial(server.answer, asker))
                     assert event is None
                 time.sleep(0.01)
     finally:

@@ -1,17 +1,22 @@
 """What few simulated jobs come upon, or none: played by hand."""
 
-from midstep.controller.recovery.events import DeadlinePassed
+import msgspec
+
+from midstep.controller.recovery.events import ControlRequested, DeadlinePassed
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import RankEvent, RankState
 from midstep.policies.schema import Budget, NodeCheckPolicy, Policy, RungPolicy
-from midstep.protocol.messages import NodeChecked, NodeLost
-from midstep.protocol.types import Assertion, FaultKind, FaultLevel, Rung
+from midstep.protocol.controls import Asked, EndPause, PauseTraining, ReleaseNode
+from midstep.protocol.messages import FaultReported, NodeChecked, NodeLost
+from midstep.protocol.types import OPERATOR, Assertion, FaultKind, FaultLevel, FaultReport, Rung
 from midstep.testing.fake_cluster import job
 
+from ..unit.test_draining import stopped
 from .boundary import Written
 from .recording import Happened, Moved
 
 STOP = RungPolicy(Rung.STOP)
+_ASKED = Asked("ann", "operator", "maintenance")
 
 
 def seen_by_hand() -> set[Happened]:
@@ -26,7 +31,35 @@ def seen_by_hand() -> set[Happened]:
         | _fit_again_while_it_is_waited_for()
         | _begun_when_its_node_has_passed()
         | _not_saved_in_time()
+        | _paused_and_let_go_on()
+        | _released_while_nodes_are_waited_for()
     )
+
+
+def _paused_and_let_go_on() -> set[Happened]:
+    """Operators hold all ranks at a boundary, and let them go on."""
+    held = Written()
+    held.start()
+    held.feed(ControlRequested(PauseTraining(), _ASKED))
+    held.feed(*(held.clocks(name) for name in ("node0", "node1")))
+    held.feed(*(stopped(held, rank) for rank in range(4)))
+    held.feed(ControlRequested(EndPause(), _ASKED))
+    held.expect(Phase.REJOINING)
+    return held.seen
+
+
+def _released_while_nodes_are_waited_for() -> set[Happened]:
+    """The node that is missing is one that an operator has isolated."""
+    isolated = Written(job(spares=0))
+    isolated.feed(isolated.node("node0"))
+    fault = FaultReport(
+        FaultKind.NODE, 0.0, OPERATOR, "", node="node1", level=FaultLevel.NODE, fault_id="isolate node1"
+    )
+    isolated.feed(FaultReported(msgspec.structs.replace(fault, assertion=Assertion.OCCUR)), isolated.node("node1"))
+    isolated.expect(Phase.WAITING)
+    isolated.feed(ControlRequested(ReleaseNode("node1"), _ASKED))
+    isolated.expect(Phase.STARTING)
+    return isolated.seen
 
 
 def _not_saved_in_time() -> set[Happened]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from midstep.controller.recovery import world
+from midstep.controller.recovery.events import ControlRequested
 from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NEXT, RankEvent, RankState
@@ -59,7 +60,8 @@ class Moved(NamedTuple):
 
 Happened = Taken | Led | Moved
 
-NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked})  # simulated nodes need no admission, and are not checked
+# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`).
+NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked, ControlRequested})
 _ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE if event not in NOT_PLAYED)
 
 

@@ -1,0 +1,49 @@
+"""Controls as lines of text: those that stand, and those that were given."""
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from ...protocol.controls import ControlRecord
+from ...protocol.incidents import JobStatus
+from .wording import cell, clock_text, duration_text, telling_line
+
+
+def standing_lines(status: JobStatus) -> list[Text]:
+    """Return a line for each thing that an operator wants of the job now."""
+    return [Text(line, style="bold yellow") for line in standing(status)]
+
+
+def standing(status: JobStatus) -> Iterator[str]:
+    """Yield in words what operators want of the job now, the most telling thing first."""
+    controls, now = status.controls, status.at_s
+    if controls.pause is not None:
+        left = duration_text(max(0.0, controls.pause.until_s - now))
+        how = "all ranks stand still" if status.held else "the ranks stop at the next step boundary"
+        yield f"paused, {how}, for {left} more: {telling_line(controls.pause.asked.text)}"
+    for wish in controls.wishes:
+        yield f"at the next step boundary: {wish.control.what}: {telling_line(wish.asked.text)}"
+    for order in controls.rungs:
+        if now < order.until_s:
+            left = duration_text(order.until_s - now)
+            yield f"{order.rung} is not taken for {left} more: {telling_line(order.reason)}"
+    seen = controls.acknowledged
+    if seen is not None:
+        yield f"acknowledged at {clock_text(seen.at_s)}: {telling_line(seen.asked.text)}"
+
+
+def record_lines(status: JobStatus, most: int) -> list[Text]:
+    """Return a line for each of the latest controls, with a heading; nothing where there are none."""
+    records = status.controls.records[-most:]
+    if not records:
+        return []
+    left_out = status.controls.counted - len(records)
+    earlier = f" ({left_out} earlier ones are in the story)" if left_out else ""
+    return [Text(f"what operators did{earlier}", style="dim"), *(Text(f"  {record_text(each)}") for each in records)]
+
+
+def record_text(record: ControlRecord) -> str:
+    """Say who asked for what, when and why, and what has become of it."""
+    who = f"{cell(record.asked.by)} ({cell(record.asked.role)})"
+    said = f"{clock_text(record.at_s)}  {who}: {telling_line(record.what)}, because {telling_line(record.asked.why)}"
+    return f"{said}; {telling_line(record.outcome)}"

@@ -1,0 +1,183 @@
+"""Controls: all that operators can have a job do while it runs (docs/controls.md), and the record of it.
+
+Each control is a closed, tagged struct: it is a request, then a part of an event in the journal, with who asked for it
+and why. `Controls` is what follows from all of them so far; it is a part of the status.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from .bounds import Count, Name, Rank, Seconds
+from .types import Rung
+
+MOST_S = 86_400.0 * 7
+MOST_RECORDS = 100  # the latest are kept in the status; the journal has all
+PAUSED_S = 3600.0
+
+Duration = Annotated[float, Meta(gt=0, le=MOST_S)]
+Why = Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class PauseTraining(msgspec.Struct, frozen=True, tag=True):
+    """Stop all ranks at the next step boundary, and hold them there for so many seconds at most."""
+
+    for_s: Duration = PAUSED_S
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"pause for up to {self.for_s:g} s"
+
+
+class EndPause(msgspec.Struct, frozen=True, tag=True):
+    """Train on."""
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return "train on"
+
+
+class SaveNow(msgspec.Struct, frozen=True, tag=True):
+    """Write a checkpoint at the next step boundary, and train on."""
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return "save now"
+
+
+class RestartRank(msgspec.Struct, frozen=True, tag=True):
+    """Replace the process of a rank at the next step boundary."""
+
+    rank: Rank
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"restart rank {self.rank}"
+
+
+class ReleaseNode(msgspec.Struct, frozen=True, tag=True):
+    """Use a node again that an operator had drained or isolated."""
+
+    node: Name
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"release node {self.node}"
+
+
+class ForbidRung(msgspec.Struct, frozen=True, tag=True):
+    """Take a rung of the ladder for no incident, for so many seconds."""
+
+    rung: Rung
+    for_s: Duration
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"forbid {self.rung} for {self.for_s:g} s"
+
+
+class ForceRung(msgspec.Struct, frozen=True, tag=True):
+    """Begin each incident at this rung, and take no cheaper one, for so many seconds."""
+
+    rung: Rung
+    for_s: Duration
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"begin at {self.rung} for {self.for_s:g} s"
+
+
+class AllowRungs(msgspec.Struct, frozen=True, tag=True):
+    """End whatever was forbidden or forced."""
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return "allow all rungs"
+
+
+class Acknowledge(msgspec.Struct, frozen=True, tag=True):
+    """Say that an operator has seen all that the job asks for now."""
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return "acknowledge"
+
+
+Control = (
+    PauseTraining | EndPause | SaveNow | RestartRank | ReleaseNode | ForbidRung | ForceRung | AllowRungs | Acknowledge
+)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The operator who asked for something, as the command says, with which role, and why."""
+
+    by: Name
+    role: Name
+    why: Why
+
+    @property
+    def text(self) -> str:
+        """Say it in a few words."""
+        return f"{self.by} ({self.role}): {self.why}"
+
+
+class ControlRecord(msgspec.Struct, frozen=True):
+    """One control: when, who, why, what was asked for, and what has become of it so far."""
+
+    at_s: Seconds
+    asked: Asked
+    what: str
+    outcome: str
+
+
+class StandingPause(msgspec.Struct, frozen=True):
+    """Training is to stand still until `until_s`, on the controller's clock, or until an operator ends the pause."""
+
+    until_s: Seconds
+    asked: Asked
+
+
+class RungOrder(msgspec.Struct, frozen=True):
+    """A rung that is not taken until `until_s`. `forced`: because this one is, which does more."""
+
+    rung: Rung
+    until_s: Seconds
+    asked: Asked
+    forced: Rung | None = None
+
+    @property
+    def reason(self) -> str:
+        """Say why the rung is not taken."""
+        if self.forced is None:
+            return f"an operator forbids it, {self.asked.text}"
+        return f"an operator has each incident begin at {self.forced}, {self.asked.text}"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """Something to be done at a step boundary that was not done yet. `number`: of its record, counted from 1."""
+
+    number: Count
+    control: SaveNow | RestartRank
+    asked: Asked
+    until_s: Seconds  # then it is not wished for any more
+
+
+class Controls(msgspec.Struct, frozen=True):
+    """All that operators want of a job now, and what they have done."""
+
+    pause: StandingPause | None = None
+    rungs: tuple[RungOrder, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+    records: tuple[ControlRecord, ...] = ()
+    counted: Count = 0  # records, those that were dropped as well
+    acknowledged: ControlRecord | None = None

@@ -1,0 +1,90 @@
+"""What operators have a real job do: it stands still, saves, changes a process, passes a rung over; no bit changes."""
+
+import time
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from midstep.cli.main import main
+from midstep.protocol.incidents import JobStatus
+from midstep.protocol.types import Rung
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import ONE_NODE, Job, Record
+from .test_draining import STEP_S, assert_no_step_repeated
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+FIRST, SECOND = 8, 40  # gates
+STILL_S = 1.0
+WHY = "the file server is restarted"
+
+
+def midstep(job: Job, *words: str) -> str:
+    """Give a command, as an operator does."""
+    done = CliRunner().invoke(main, [*words, str(job.directory), "--why", WHY], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def steps(status: JobStatus | None) -> set[int]:
+    """The steps at which the ranks are."""
+    return set() if status is None else {rank.step for rank in status.ranks}
+
+
+def test_a_job_stands_still_and_trains_on_with_the_same_processes_and_bits(
+    start_job: StartJob, undisturbed: Record
+) -> None:
+    """Also when its controller dies meanwhile. Then a rank is restarted, and no step is repeated for either."""
+    job = start_job(step_s=STEP_S, gates=[FIRST], **ONE_NODE)
+    before = {rank.pid for rank in job.held_at(FIRST).ranks}
+    assert "all ranks stop at the next step boundary" in midstep(job, "pause", "--for", "10m")
+    job.open_gate(FIRST)
+    held = job.until(lambda status: status.held, "the pause")
+    psutil.Process(job.controller_pid()).kill()
+    again = job.until(lambda status: status.term == 2 and status.held, "the next controller")
+    time.sleep(STILL_S)
+    still = job.status()
+    assert len(steps(still)) == 1
+    assert steps(held) == steps(again) == steps(still)
+    shown = CliRunner().invoke(main, ["status", str(job.directory)], catch_exceptions=False).output
+    assert f"(owner): {WHY}" in " ".join(shown.split())
+    midstep(job, "pause", "--end")
+    midstep(job, "restart", "2")
+    report = finish(job)
+    pause, restart = report["incidents"]
+    assert_nobody_harmed({**pause, "restore": "replica"}, set())
+    assert {int(pid) for pid in pause["pids_after"].values()} == before
+    assert_nobody_harmed(restart, {2})
+    assert [each["what"] for each in report["controls"]] == ["pause for up to 600 s", "train on", "restart rank 2"]
+    assert all(each["asked"]["role"] == "owner" for each in report["controls"])
+    assert_no_step_repeated(job)
+    assert_same_numbers(job.record(), undisturbed)
+
+
+def test_a_checkpoint_is_written_and_a_rung_that_is_forbidden_is_not_taken(
+    start_job: StartJob, undisturbed: Record
+) -> None:
+    """The record says who had it passed over; the node that was left for it is used again when it is released."""
+    job = start_job(spares=1, step_s=STEP_S, gates=[FIRST, SECOND])
+    job.held_at(FIRST)
+    midstep(job, "save")
+    job.open_gate(FIRST)
+    saved = job.held_at(SECOND).controls.records[0].outcome
+    step = int(saved.removeprefix("a checkpoint of step ").removesuffix(" was written"))
+    assert step % 10, "the policy writes one at this step anyhow"
+    assert any(path.name.endswith(str(step)) for path in (job.directory / "checkpoints").iterdir())
+    midstep(job, "rungs", "--forbid", Rung.RECOVER_IN_PLACE.value)
+    job.rank_process(3).kill()
+    job.until(lambda status: len(status.incidents) == 2 and status.incidents[1].rung is not None, "the decision")
+    job.open_gate(SECOND)
+    midstep(job, "release", "node1")
+    report = finish(job)
+    incident, user = report["incidents"][1], report["controls"][0]["asked"]["by"]
+    (decision,) = incident["decisions"]
+    assert decision["rung"] == "recover"
+    forbidden = f"an operator forbids it, {user} (owner): {WHY}"
+    assert forbidden in [each["reason"] for each in decision["skipped"]]
+    assert_same_numbers(job.record(), undisturbed)
