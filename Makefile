@@ -155,10 +155,11 @@ suite-mindspore:
 # torch-npu's own wheel on a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
 # CANN=2.7.1 for another release, with its torch: 6 GB.
 suite-cann:
-	$(ON_CANN) -m pytest $(or $(FILES),tests/cann) $(TESTS)
+	$(ON_CANN) -m pytest -m "$(or $(MARKED),not soak)" $(or $(FILES),tests/cann) $(TESTS)
 
-# The device and the communicator on the other releases of torch-npu that these tests know.
+# The device and the communicator on the other releases of torch-npu that these tests know, and the long job on the newest.
 suite-cann-releases:
+	$(MAKE) --no-print-directory suite-cann MARKED=soak FILES="$(or $(FILES),tests/cann)"
 	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py tests/cann/test_hccl.py)"
 
 # Contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one.

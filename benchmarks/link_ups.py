@@ -1,11 +1,12 @@
 """Thousands of link-ups of one set of ranks, as fast as they come, with kills and aborts in between: does one crash?
 
-    python benchmarks/link_ups.py [--link-ups 10000] [--ranks 3] [--minutes 9] [--json FILE]
+    python benchmarks/link_ups.py [--link-ups 10000] [--ranks 3] [--device cpu] [--minutes 9] [--json FILE]
 
-The communicator alone, on gloo: real processes, one store, groups that overlap. In each round all ranks are connected
-in a new generation and use every group. Before it something happens to them: all are aborted, in a collective or in
-the midst of the last link-up; a rank is killed there, and a process that was forked anew takes its place. A process
-that ends otherwise than by our hand is a crash; what it was doing is kept.
+The communicator alone, on gloo, or with `--device npu` that of NPUs, with the device that it is on: real processes,
+one store, groups that overlap. In each round all ranks are connected in a new generation and use every group. Before
+it something happens to them: all are aborted, in a collective or in the midst of the last link-up; a rank is killed
+there, and a process that was forked anew takes its place. A process that ends otherwise than by our hand is a crash;
+what it was doing is kept.
 
 With --json the figures are added to those that are in the file, so a long run can be done in parts.
 """
@@ -23,7 +24,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from midstep.communicators.base import Communicator
 from midstep.communicators.dns import disable_dns_in_this_process
 from midstep.communicators.gloo.communicator import GlooCommunicator
+from midstep.devices import device_named
+from midstep.devices.kinds import CPU, NPU, NPU_DEFAULTS
 from midstep.protocol.errors import MidstepError
 from midstep.protocol.types import Rendezvous
 
@@ -49,53 +53,85 @@ MOST_TEXT = 20_000  # of what a crashed process has said
 _FORK = multiprocessing.get_context("fork")
 
 
-def hold_rank(rank: int, size: int, store: Rendezvous, line: Connection, traces: str, *, newcomer: bool) -> None:
+class Place:
+    """Hold the device of a rank, and what connects it to the others."""
+
+    def __init__(self, kind: str, rank: int) -> None:
+        self.kind = kind
+        self.communicator: Communicator
+        if kind == CPU:
+            self.communicator = GlooCommunicator()
+            return
+        from midstep.communicators.hccl import npu_communicator
+
+        self._device = device_named(kind)
+        self._device.prepare(rank, dict(NPU_DEFAULTS), LINK_UP_S)
+        self.communicator = npu_communicator()
+
+    def abort(self) -> None:
+        """End whatever the rank waits for. Called in another thread."""
+        self.communicator.abort("told so")
+        if self.kind != CPU:
+            self._device.stop()
+
+    def clean(self) -> None:
+        """Make the device fit for a new link-up."""
+        if self.kind != CPU:
+            self._device.stop()
+            self._device.clean()
+
+
+def hold_rank(
+    rank: int, size: int, store: Rendezvous, line: Connection, traces: str, kind: str, *, newcomer: bool
+) -> None:
     """Be a rank: connect when told to, then use the groups until that fails. Does not return."""
     with Path(traces, f"{rank}.{os.getpid()}").open("a") as trace:
         faulthandler.enable(trace)
         os.dup2(trace.fileno(), sys.stderr.fileno())  # where torch tells of each peer that is gone
         torch.set_num_threads(1)
         try:
-            _train(rank, size, store, line, newcomer=newcomer)
+            _train(rank, size, store, line, Place(kind, rank), newcomer=newcomer)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
 
 
-def _train(rank: int, size: int, store: Rendezvous, line: Connection, *, newcomer: bool) -> None:
-    communicator = GlooCommunicator()
+def _train(rank: int, size: int, store: Rendezvous, line: Connection, place: Place, *, newcomer: bool) -> None:
     times = {"collective_s": COLLECTIVE_S, "link_up_s": LINK_UP_S}
+    communicator = place.communicator
     communicator.init(rank=rank, world_size=size, generation=0, store=None if newcomer else store, **times)
     made = [dist.new_group(members) for members in ([0, 1], list(range(1, size)), list(range(size)))]
     groups = [None, *(group for group in made if group != dist.GroupMember.NON_GROUP_MEMBER)]
-    orders = _Orders(line, communicator)
+    orders = _Orders(line, place.abort)
     orders.answer(UP, 0)
     while True:
         generation = orders.next_generation()
         try:
+            place.clean()
             communicator.reconnect(generation, store, LINK_UP_S)
             for group in groups:
-                ones = torch.ones(3)
+                ones = torch.ones(3, device=place.kind)
                 dist.all_reduce(ones, group=group)
                 if ones.tolist() != [float(dist.get_world_size(group))] * 3:
                     raise AssertionError(f"generation {generation}: {ones.tolist()} in a group of {group}")
-        except MidstepError:
+        except (MidstepError, RuntimeError):
             orders.answer(NOT_UP, generation)
             continue
         os.ftruncate(sys.stderr.fileno(), 0)  # of no use now
         orders.answer(UP, generation)
-        with contextlib.suppress(MidstepError):
+        with contextlib.suppress(MidstepError, RuntimeError):
             while True:
-                dist.all_reduce(torch.ones(1000))
+                dist.all_reduce(ones := torch.ones(1000, device=place.kind))
+                ones.cpu()
 
 
 class _Orders:
     """Hears in a thread what the benchmark tells a rank, and answers; an abort is done at once."""
 
-    def __init__(self, line: Connection, communicator: GlooCommunicator) -> None:
+    def __init__(self, line: Connection, abort: Callable[[], None]) -> None:
         self._line = line
-        self._communicator = communicator
+        self._abort = abort
         self._generation: int | None = None
         self._told = threading.Condition()
         self._sending = threading.Lock()
@@ -120,7 +156,7 @@ class _Orders:
             while True:
                 order = self._line.recv()
                 if order == ABORT:
-                    self._communicator.abort("told so")
+                    self._abort()
                     self.answer(ABORT, 0)
                 else:
                     self._connect(order)
@@ -133,17 +169,17 @@ class _Orders:
             self._generation = generation
             self._told.notify_all()
             while self._generation is not None and not self._told.wait(AGAIN_S):
-                self._communicator.abort("told so")
+                self._abort()
 
 
 class Soak:
     """The ranks, as the benchmark sees them, and what has happened to them."""
 
-    def __init__(self, size: int, seed: int, traces: Path) -> None:
+    def __init__(self, size: int, seed: int, traces: Path, kind: str) -> None:
         """Start a store and all ranks. This process computes nothing, so that it can fork."""
         self.counts: Counter[str] = Counter()
         self.found: list[str] = []
-        self._size, self._dice, self._traces = size, random.Random(seed), traces
+        self._size, self._dice, self._traces, self._kind = size, random.Random(seed), traces, kind
         line, theirs = _FORK.Pipe()
         self._store_process = _FORK.Process(target=_serve_store, args=(theirs,), daemon=True)
         self._store_process.start()
@@ -182,7 +218,7 @@ class Soak:
     def _start(self, rank: int, *, newcomer: bool) -> None:
         line, theirs = _FORK.Pipe()
         others = [other for _, other in self._ranks.values()]
-        arguments = (rank, self._size, self._store, theirs, str(self._traces))
+        arguments = (rank, self._size, self._store, theirs, str(self._traces), self._kind)
         process = _FORK.Process(target=_begin, args=(others, *arguments), kwargs={"newcomer": newcomer}, daemon=True)
         process.start()
         theirs.close()
@@ -274,16 +310,17 @@ def _serve_store(line: Connection) -> None:
 @click.command(help=__doc__)
 @click.option("--link-ups", "wanted", default=10_000, show_default=True, help="Rounds, those in the file counted in.")
 @click.option("--ranks", default=3, show_default=True, type=click.IntRange(min=3), help="Size of the world.")
+@click.option("--device", "kind", type=click.Choice([CPU, NPU]), default=CPU, show_default=True, help="What they use.")
 @click.option("--minutes", default=9.0, show_default=True, help="End after this time at the latest.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Add the figures to those in FILE.")
-def main(wanted: int, ranks: int, minutes: float, path: Path | None) -> None:
+def main(wanted: int, ranks: int, kind: str, minutes: float, path: Path | None) -> None:
     """Run rounds; print what happened, and exit with status 1 if a process crashed."""
     before: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
     total, crashed = Counter(before.get("counts", {})), list(before.get("crashes", ()))
     began_s = time.monotonic()
     disable_dns_in_this_process()
     with tempfile.TemporaryDirectory(prefix="midstep-link-ups-") as traces:
-        soak = Soak(ranks, seed=sum(total.values()), traces=Path(traces))
+        soak = Soak(ranks, seed=sum(total.values()), traces=Path(traces), kind=kind)
         try:
             while total["link-ups"] + soak.counts["link-ups"] < wanted and time.monotonic() - began_s < 60 * minutes:
                 soak.round()

@@ -37,9 +37,9 @@ POLICY: dict[str, Any] = {
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
-def job(root: Path, faults: list[ArmedFault]) -> Job:
+def job(root: Path, faults: list[ArmedFault], steps: int = STEPS) -> Job:
     shape: dict[str, Any] = {"nodes": 1, "ranks_per_node": RANKS, "device": "npu"}
-    return Job(root, **shape, policy=POLICY, faults=faults, script=SCRIPT, steps=STEPS, step_s=0.05)
+    return Job(root, **shape, policy=POLICY, faults=faults, script=SCRIPT, steps=steps, step_s=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, dict[s
         made.close()
 
 
-def ended(made: Job) -> dict[str, Any]:
+def ended(made: Job, limit_s: float = JOB_S) -> dict[str, Any]:
     """Wait for a job that has to end well: torch-npu takes long to import."""
-    assert made.wait(JOB_S) == 0, made.said()
+    assert made.wait(limit_s) == 0, made.said()
     return finish(made)
 
 
