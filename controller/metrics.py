@@ -73,8 +73,8 @@ METRICS = {
         Metric("midstep_incidents_total", _C, "Incidents that have ended: by the last rung, how, and the first fault.",
                labels=("rung", "outcome", "kind")),
         Metric("midstep_incident_open", _G, "1 while an incident is open."),
-        Metric("midstep_recovery_seconds", _H, "Time of resumed incidents, in all (whole) and by part.", "seconds",
-               ("part",)),
+        Metric("midstep_recovery_seconds", _H, "Time of resumed incidents, in all (whole) and by part; no requests.",
+               "seconds", ("part",)),
         Metric("midstep_steps_lost_total", _C, "Committed steps that were lost in incidents."),
         Metric("midstep_budget_used", _G, "What is spent of a budget.", labels=("rung", "scope")),
         Metric("midstep_budget_limit", _G, "Limit of a budget.", labels=("rung", "scope")),
@@ -186,7 +186,7 @@ class MetricsBook:
             kind = str(incident.reports[0].kind) if incident.reports else "none"
             self._incidents[str(incident.rung or "none"), str(incident.outcome), kind] += 1
             self._lost += incident.steps_lost
-            if incident.outcome is Outcome.RESUMED:
+            if incident.outcome is Outcome.RESUMED and not incident.is_requested:
                 for part, duration_s in _parts(incident).items():
                     self._recovery.setdefault((part,), _Histogram(RECOVERY_BUCKETS_S)).observe(duration_s)
 

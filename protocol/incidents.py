@@ -9,6 +9,7 @@ import msgspec
 
 from .compat import StrEnum
 from .controls import Controls
+from .faults import FaultKind
 from .reports import PreparedProcesses
 from .time_spent import TimeSpent
 from .types import Decision, FaultReport, RestoreSource, Rung
@@ -76,6 +77,11 @@ class Incident(msgspec.Struct, frozen=True):
     def rung(self) -> Rung | None:
         """The rung that was taken last."""
         return self.decisions[-1].rung if self.decisions else None
+
+    @property
+    def is_requested(self) -> bool:
+        """True if an operator asked for it, and nothing went wrong: its time is no time of a recovery."""
+        return bool(self.reports) and self.reports[0].kind is FaultKind.REQUESTED
 
     @property
     def steps_lost(self) -> int:

@@ -275,7 +275,7 @@ def summary_line(status: JobStatus) -> Text:
         sum(incident.steps_lost for incident in resumed),
         is_known=all(incident.committed_is_known for incident in resumed),
     )
-    recovering = [incident.recovery_s for incident in incidents if incident.recovery_s is not None]
+    recovering = [each.recovery_s for each in incidents if each.recovery_s is not None and not each.is_requested]
     text = Text(f"{wording.count_text(len(incidents), 'incident')} ({', '.join(counts)}), {lost}")
     if recovering:
         text.append(f", {wording.duration_text(sum(recovering))} spent recovering")

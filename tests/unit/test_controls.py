@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from midstep.cli.views.report_text import summary_line
 from midstep.controller.endpoints.control_requests import Accepted, LeaveNodeRequest, Refused
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.recovery.events import ControlAnswered, ControllerStarted, ControlRequested, StopRequested
@@ -60,6 +61,8 @@ def test_a_pause_stops_all_ranks_at_one_step_and_its_end_has_them_train_on_from_
     assert {rejoin.part.target_step for rejoin in rejoins} == {BOUNDARY}
     cluster.pass_barrier_two(BOUNDARY)
     (incident,) = cluster.machine.incidents
+    assert incident.is_requested
+    assert "spent recovering" not in summary_line(cluster.machine.status(cluster.now)).plain
     assert (incident.outcome, incident.steps_lost, incident.replaced) == (Outcome.RESUMED, 0, ())
     assert "ann (operator): the storage is slow" in incident.decisions[0].reason
     assert {rank: cluster.holder(rank).incarnation for rank in RANKS} == before
