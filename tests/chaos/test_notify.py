@@ -115,7 +115,8 @@ def test_a_notice_that_a_killed_controller_owed_arrives_from_the_next_one(
     chat.ill = False
     report = finish(job)
     assert report["exit_code"] == 0
-    assert [each["event"] for each in chat.got] == ["budget", "ended"]
-    assert chat.got[1]["text"].startswith("the job has ended with exit code 0")
+    # A try that was on its way when its controller was killed may arrive as well: once more, with the same id.
+    assert [each["event"] for each in {each["id"]: each for each in chat.got}.values()] == ["budget", "ended"]
+    assert chat.got[-1]["text"].startswith("the job has ended with exit code 0")
     left = [path for path in job.directory.rglob("*") if path.is_file() and b"services/secret" in path.read_bytes()]
     assert not left, "the secret stands in a file of the job"
