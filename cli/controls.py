@@ -28,8 +28,16 @@ def _control(command: _Command) -> _Command:
 
 def _for_option(default: str, what: str) -> Callable[[_Command], _Command]:
     return click.option(
-        "--for", "for_s", callback=duration_s, default=default, show_default=True, metavar="DURATION", help=what
+        "--for", "for_s", callback=_lasting_s, default=default, show_default=True, metavar="DURATION", help=what
     )
+
+
+def _lasting_s(context: click.Context, parameter: click.Parameter, given: str) -> float:
+    """Read how long a control is to stand. Raises UsageError for what the controller would refuse."""
+    for_s = duration_s(context, parameter, given)
+    if for_s is None or for_s > c.MOST_S:
+        raise click.UsageError("--for: from 1s to 7d")
+    return float(for_s)
 
 
 def _ask(control: c.Control, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
@@ -43,8 +51,8 @@ def _leave(node: str, job: str | None, why: str, where: tuple[str | None, Path |
 
 
 def _reason(why: str) -> str:
-    if not why.strip() or len(why) > 1000:
-        raise click.UsageError("--why: write the reason, in at most 1,000 characters.")
+    if not why.strip() or len(why) > c.MOST_WHY:
+        raise click.UsageError(f"--why: write the reason, in at most {c.MOST_WHY:,} characters.")
     return why.strip()
 
 
@@ -52,7 +60,9 @@ def _reason(why: str) -> str:
 @_for_option("1h", "For how long, at most 7d: 90s, 10m, 2h. A pause that is forgotten ends by itself.")
 @click.option("--end", is_flag=True, help="Train on now.")
 @_control
-def pause(*, job: str | None, why: str, for_s: int, end: bool, controller: str | None, token_file: Path | None) -> None:
+def pause(
+    *, job: str | None, why: str, for_s: float, end: bool, controller: str | None, token_file: Path | None
+) -> None:
     """Have all ranks stand still between two steps, and train on later with the same processes.
 
     They stop at a step about a second ahead; no step is repeated, and all keep their processes and devices. Faults are
@@ -67,9 +77,7 @@ def pause(*, job: str | None, why: str, for_s: int, end: bool, controller: str |
       midstep pause --why "the file server is restarted" --for 20m
       midstep pause --end --why "it is back"
     """
-    if not 0 < for_s <= c.MOST_S:
-        raise click.UsageError("--for: from 1s to 7d")
-    _ask(c.EndPause() if end else c.PauseTraining(float(for_s)), job, why, controller, token_file)
+    _ask(c.EndPause() if end else c.PauseTraining(for_s), job, why, controller, token_file)
 
 
 @click.command("save", cls=Command)
@@ -162,7 +170,7 @@ def rungs(
     forbid: str | None,
     force: str | None,
     allow: bool,
-    for_s: int,
+    for_s: float,
     controller: str | None,
     token_file: Path | None,
 ) -> None:
@@ -180,13 +188,11 @@ def rungs(
     """
     if sum((forbid is not None, force is not None, allow)) != 1:
         raise click.UsageError("write one of --forbid RUNG, --force RUNG and --allow.")
-    if not 0 < for_s <= c.MOST_S:
-        raise click.UsageError("--for: from 1s to 7d")
     control: c.Control = c.AllowRungs()
     if forbid is not None:
-        control = c.ForbidRung(Rung(forbid), float(for_s))
+        control = c.ForbidRung(Rung(forbid), for_s)
     elif force is not None:
-        control = c.ForceRung(Rung(force), float(for_s))
+        control = c.ForceRung(Rung(force), for_s)
     _ask(control, job, why, controller, token_file)
 
 

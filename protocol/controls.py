@@ -14,16 +14,16 @@ from .types import Rung
 
 MOST_S = 86_400.0 * 7
 MOST_RECORDS = 100  # the latest are kept in the status; the journal has all
-PAUSED_S = 3600.0
+MOST_WHY = 1000  # characters
 
 Duration = Annotated[float, Meta(gt=0, le=MOST_S)]
-Why = Annotated[str, Meta(min_length=1, max_length=1000)]
+Why = Annotated[str, Meta(min_length=1, max_length=MOST_WHY)]
 
 
 class PauseTraining(msgspec.Struct, frozen=True, tag=True):
     """Stop all ranks at the next step boundary, and hold them there for so many seconds at most."""
 
-    for_s: Duration = PAUSED_S
+    for_s: Duration
 
     @property
     def what(self) -> str:

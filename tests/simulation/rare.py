@@ -40,7 +40,7 @@ def _paused_and_let_go_on() -> set[Happened]:
     """Operators hold all ranks at a boundary, and let them go on."""
     held = Written()
     held.start()
-    held.feed(ControlRequested(PauseTraining(), _ASKED))
+    held.feed(ControlRequested(PauseTraining(3600.0), _ASKED))
     held.feed(*(held.clocks(name) for name in ("node0", "node1")))
     held.feed(*(stopped(held, rank) for rank in range(4)))
     held.feed(ControlRequested(EndPause(), _ASKED))

@@ -112,11 +112,11 @@ def test_a_rank_that_dies_while_the_job_is_paused_is_replaced_and_the_pause_goes
 
 
 def test_a_pause_can_be_ended_before_the_boundary(cluster: FakeCluster) -> None:
-    ask(cluster, c.PauseTraining())
+    ask(cluster, c.PauseTraining(600.0))
     ask(cluster, c.EndPause())
     cluster.feed(*(cluster.clocks(name) for name in ("node0", "node1")))
     cluster.expect(Phase.RUNNING)
-    ask(cluster, c.PauseTraining())
+    ask(cluster, c.PauseTraining(600.0))
     cluster.feed(*(cluster.clocks(name) for name in ("node0", "node1")))
     ask(cluster, c.EndPause())
     assert only(cluster.feed(*(stopped(cluster, rank) for rank in RANKS)), Rejoin)
@@ -135,7 +135,7 @@ def test_a_job_that_is_stopped_while_it_is_paused_writes_its_checkpoint(cluster:
     assert "an emergency checkpoint of step" in cluster.finish.reason
 
 
-@pytest.mark.parametrize("control", [c.PauseTraining(), c.SaveNow(), c.RestartRank(1)])
+@pytest.mark.parametrize("control", [c.PauseTraining(600.0), c.SaveNow(), c.RestartRank(1)])
 def test_a_script_that_cannot_stop_between_steps_is_refused(control: c.Control) -> None:
     cluster = FakeCluster()
     for name in ("node0", "node1", "node2"):
