@@ -12,13 +12,16 @@ from midstep.protocol.types import Rung
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, Job, Record
+from .jobs import ONE_NODE, ROOMY, Job, Record
 from .test_draining import STEP_S, assert_no_step_repeated
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 FIRST, SECOND = 8, 40  # gates
 STILL_S = 1.0
+LEAVES_S = 30.0  # a process that stands still and hears no controller for so long ends
+SHORT = {"quiesce_s": 5.0, "nodes_s": 2.0, "device_s": 2.0, "start_s": 20.0, "save_s": 4.0, "orders_s": LEAVES_S}
+IMPATIENT = {**ROOMY, "deadlines": {**ROOMY["deadlines"], **SHORT}}
 WHY = "the file server is restarted"
 
 
@@ -88,3 +91,17 @@ def test_a_checkpoint_is_written_and_a_rung_that_is_forbidden_is_not_taken(
     forbidden = f"an operator forbids it, {user} (owner): {WHY}"
     assert forbidden in [each["reason"] for each in decision["skipped"]]
     assert_same_numbers(job.record(), undisturbed)
+
+
+@pytest.mark.soak
+def test_a_pause_may_last_longer_than_a_process_waits_for_a_controller(start_job: StartJob) -> None:
+    """Held ranks hear again and again that they are held; the processes stay."""
+    job = start_job(policy=IMPATIENT, step_s=STEP_S, gates=[FIRST], **ONE_NODE)
+    before = {rank.pid for rank in job.held_at(FIRST).ranks}
+    midstep(job, "pause", "--for", "10m")
+    job.open_gate(FIRST)
+    job.until(lambda status: status.held, "the pause")
+    time.sleep(LEAVES_S + STILL_S)
+    midstep(job, "pause", "--end")
+    (pause,) = finish(job)["incidents"]
+    assert {int(pid) for pid in pause["pids_after"].values()} == before
