@@ -118,8 +118,8 @@ class Communicator(Protocol):
         """
         ...
 
-    def barrier(self, *, agrees: bool = False) -> bool:
-        """Wait for all ranks; return whether all of them agree. Raises CommunicatorAborted or CommunicatorFailed."""
+    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> "Met":
+        """Wait for all ranks; return what they have in common. Raises CommunicatorAborted or CommunicatorFailed."""
         ...
 
     def watch(self, observer: CollectiveObserver | None) -> None:
@@ -129,6 +129,13 @@ class Communicator(Protocol):
     def close(self) -> None:
         """Release threads and sockets, at the end of the process or of the job. Returns within a second."""
         ...
+
+
+class Met(NamedTuple):
+    """What all ranks know when they have passed a barrier: whether all agree, and the highest verdict of any."""
+
+    agrees: bool
+    verdict: int = 0
 
 
 class DeviceMessage(NamedTuple):

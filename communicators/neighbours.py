@@ -16,12 +16,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ..protocol.errors import CommunicatorError
+from .base import Met
 from .generation_scope import GenerationScope
 from .handshake import HANDSHAKE, NONCE_BYTES, Authenticator, HandshakeListener, Listener, NeighbourAddress
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
-# Number of the exchange, its kind, length of what follows; of a barrier, where nothing does: 1 for those who agree.
+# Number of the exchange, its kind, length of what follows; of a barrier, where nothing does, 1 for those who agree, and
+# twice the highest verdict that is known so far.
 _HEAD = struct.Struct("<QQQ")
 _BARRIER, _SWAP = 1, 2
 _MIN_S = 0.001
@@ -94,22 +96,23 @@ class Neighbours:
         self.barrier()
         self._limit(timeout_s)
 
-    def barrier(self, *, agrees: bool = False) -> bool:
+    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> Met:
         """Wait until all ranks have entered the barrier: in each round a rank learns of twice as many.
 
-        Return whether all of them agree: the same on each.
+        Return whether all of them agree, and the highest verdict of any (up to 2^29): the same on each.
 
         Raises CommunicatorAborted or CommunicatorFailed, as does `swap`.
         """
         self._number += 1
         try:
             for distance in self._distances():
-                head = _HEAD.pack(self._number, _BARRIER, agrees)
+                head = _HEAD.pack(self._number, _BARRIER, verdict << 1 | agrees)
                 self._to[(self.rank + distance) % self.world_size].sendall(head)
-                agrees = self._take_head((self.rank - distance) % self.world_size, _BARRIER) == 1 and agrees
+                theirs = self._take_head((self.rank - distance) % self.world_size, _BARRIER)
+                agrees, verdict = bool(theirs & 1) and agrees, max(verdict, theirs >> 1)
         except OSError as error:
             raise self._lost("barrier", error) from error
-        return agrees
+        return Met(agrees, verdict)
 
     def swap(self, blob: bytes, to: int, source: int) -> bytes:
         """Send `blob` to rank `to` and return what `source` sends, which must name this rank as its `to`."""

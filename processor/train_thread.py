@@ -149,7 +149,7 @@ class TrainThread(Surroundings):
     def meet(self, index: int) -> None:
         """Pass the commit barrier with all ranks. From then on the update must not end halfway."""
         agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
-        self._copies.agreed(by_all=self._runtime.communicator.barrier(agrees=agrees))
+        self._copies.agreed(by_all=self._runtime.communicator.barrier(agrees=agrees).agrees)
         self._runtime.shield()
         self._exception_policy.update_begins(index)
 

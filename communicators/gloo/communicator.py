@@ -12,7 +12,7 @@ import torch
 from ...protocol.errors import CommunicatorAborted
 from ...protocol.types import Rendezvous
 from ..background import Abandoned, BackgroundTask, Disposal
-from ..base import Transfer
+from ..base import Met, Transfer
 from ..generation_scope import GenerationScope, incomplete_group
 from ..handshake import Authenticator
 from ..neighbours import Neighbours
@@ -232,10 +232,10 @@ class GlooCommunicator(ScopedCommunicator):
         neighbours = self._open_neighbours("swap")
         return neighbours.swap(blob, to, source) if neighbours is not None else blob
 
-    def barrier(self, *, agrees: bool = False) -> bool:
-        """Wait for all ranks; return whether all of them agree."""
+    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> Met:
+        """Wait for all ranks; return what they have in common."""
         neighbours = self._open_neighbours("barrier")
-        return agrees if neighbours is None else neighbours.barrier(agrees=agrees)
+        return Met(agrees, verdict) if neighbours is None else neighbours.barrier(agrees=agrees, verdict=verdict)
 
     def _open_neighbours(self, op: str) -> Neighbours | None:
         if self._scope.reason is not None:

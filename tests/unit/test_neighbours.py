@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from midstep.communicators.base import Met
 from midstep.communicators.generation_scope import GenerationScope
 from midstep.communicators.handshake import Authenticator
 from midstep.communicators.neighbours import Neighbours
@@ -101,10 +102,21 @@ def test_a_barrier_tells_every_rank_whether_all_agree(connected: Callable[[int],
     for against in range(size):
 
         def pass_it(rank: int, neighbours: Neighbours, against: int = against) -> bool:
-            return neighbours.barrier(agrees=rank != against)
+            return neighbours.barrier(agrees=rank != against).agrees
 
         assert world.all(pass_it) == [False] * size
-    assert world.all(lambda _, each: each.barrier(agrees=True)) == [True] * size
+    assert world.all(lambda _, each: each.barrier(agrees=True).agrees) == [True] * size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_a_barrier_tells_every_rank_the_highest_verdict(connected: Callable[[int], World], size: int) -> None:
+    world = connected(size)
+    for judge in range(size):
+
+        def pass_it(rank: int, neighbours: Neighbours, judge: int = judge) -> Met:
+            return neighbours.barrier(agrees=True, verdict=7 if rank == judge else 3)
+
+        assert world.all(pass_it) == [Met(True, 7)] * size
 
 
 @pytest.mark.parametrize("shift", [1, 2, 3])
