@@ -10,8 +10,9 @@ left in their tensors is worth nothing. That a scope has ended is therefore aske
 (`Runtime.finish_step`). Releasing what NCCL holds takes half a second more. Threads do that while the new ones are
 made; a link-up waits for them only if the one before it failed, which memory that was not free yet may have caused.
 
-The first communicator in a process takes half a second longer than others. So each process makes one of its own, and
-drops it, while its script builds the model; a process that is built ahead has done so long before it is needed.
+The first communicator in a process takes half a second longer than others. So each process makes one of its own while
+its script builds the model, and a thread releases it again, for which no link-up waits; a process that is built ahead
+has done so long before it is needed.
 """
 
 import ctypes
@@ -57,8 +58,8 @@ class NcclLibrary(Protocol):
         """Keep to the device that this thread has chosen. Raises ConfigurationError if it cannot be used."""
         ...
 
-    def load(self) -> None:
-        """Load what the first communicator in a process loads. Blocks for half a second."""
+    def load(self) -> Any:
+        """Load what the first communicator in a process loads; return what to abort. Blocks for half a second."""
         ...
 
     def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
@@ -91,7 +92,7 @@ class NcclCommunicator(DeviceCommunicator):
         self._library = library
         self._pending: list[threading.Thread] = []  # threads that any link-up waits for
         self._releasing: list[threading.Thread] = []  # of the communicators that the last link-up made
-        self._made = False  # by the last link-up
+        self._failed = False  # the last link-up
         self._generation_store: GenerationStore | None = None
 
     def _make_world(self, timeout: timedelta) -> None:
@@ -102,9 +103,12 @@ class NcclCommunicator(DeviceCommunicator):
 
     def _load(self) -> None:
         try:
-            self._library.load()
+            alone = self._library.load()
         except Exception as error:  # the link-up meets it, too, and can report it
             _log.warning("NCCL could not be loaded ahead of its use: %s", error)
+            return
+        with self._lock:
+            self._releasing.append(self._in_thread("midstep-abort", self._abort_one, alone))
 
     def _cut(self) -> None:
         """Abandon an attempt, and abort every communicator: each in a thread, as a kernel may wait behind another's."""
@@ -138,8 +142,8 @@ class NcclCommunicator(DeviceCommunicator):
         self._library.use_device()
         began_s = time.monotonic()
         with self._lock:
-            awaited = self._pending + ([] if self._made else self._releasing)
-            self._made = False
+            awaited = self._pending + (self._releasing if self._failed else [])
+            self._failed = True
         task.stage = "NCCL is not loaded, or communicators of earlier generations are not released"
         for thread in awaited:
             while thread.is_alive():
@@ -155,7 +159,7 @@ class NcclCommunicator(DeviceCommunicator):
         met_s = time.monotonic()
         self.link_up_s = link_up(FirstUse(self._library.synchronize), task, kept)
         with self._lock:
-            self._pending, self._releasing, self._made = self._releasing, [], True
+            self._pending, self._releasing, self._failed = self._releasing, [], False
         _log.info(
             "generation %d: made %d groups: %.2f s until NCCL was ready, %.2f s until all ranks had come, "
             "%.2f s until each was used once",
@@ -212,8 +216,8 @@ class TorchNccl:
         if problem is not None:
             raise ConfigurationError(problem)
 
-    def load(self) -> None:
-        """Make a communicator of this process alone, use it once on a stream of its own, and drop it."""
+    def load(self) -> Any:
+        """Make a communicator of this process alone, and use it once on a stream of its own."""
         self.use_device()
         nccl: Any = _process_group_nccl()
         options = nccl.Options()
@@ -223,7 +227,7 @@ class TorchNccl:
         with torch.cuda.stream(stream):
             alone.allreduce([torch.ones(1, device=self.device_type)]).wait()
         stream.synchronize()
-        alone.abort()
+        return alone
 
     def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
         """Make a ProcessGroupNCCL, with the options that the script has given for the group, if it has."""

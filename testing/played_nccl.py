@@ -94,6 +94,13 @@ class PlayedGroup:
         self._queue.put(None)
 
 
+class LoadedGroup:
+    """A communicator of one process, which loads NCCL."""
+
+    def abort(self) -> None:
+        """Do nothing: nothing is under way."""
+
+
 class PlayedNccl:
     """See NcclLibrary."""
 
@@ -105,8 +112,9 @@ class PlayedNccl:
     def take_device(self) -> None:
         """Do nothing: there is one CPU."""
 
-    def load(self) -> None:
-        """Do nothing: gloo has nothing to load."""
+    def load(self) -> Any:
+        """Return what can be aborted. gloo has nothing to load."""
+        return LoadedGroup()
 
     def make(self, store: Any, group: DeviceGroup, name: str) -> tuple[Any, Any]:
         """Return a played group, twice: it does the collectives and is aborted."""

@@ -121,6 +121,27 @@ def sharded(folder: Path) -> Result:
     return _compared(sharded_run(plan, cuda_run(SHARDED_STEPS)), folder, SHARDED_STEPS)
 
 
+def copies(folder: Path) -> Result:
+    """One row of four ranks: no rank holds what another does, and lost ones come back from copies in host memory."""
+    return _compared(copies_run(cuda_run(SHARDED_STEPS)), folder, SHARDED_STEPS)
+
+
+def copies_run(base: DemoRun) -> DemoRun:
+    """Return the sharded job without replicas on the devices of `base`; it loses one rank, then two."""
+
+    def kill(rank: int, at: InjectionPoint, step: int) -> ArmedFault:
+        return ArmedFault(rank, FaultAction.KILL, at, step, 1)
+
+    pair = (kill(2, InjectionPoint.BACKWARD, 20), kill(3, InjectionPoint.BACKWARD, 20))
+    plan = (
+        Scenario("kill -9 of rank 1 in its backward pass", kill(1, InjectionPoint.BACKWARD, 10), Rung.RECOVER_IN_PLACE),
+        Scenario("kill -9 of ranks 2 and 3 in their backward pass", pair[0], Rung.RECOVER_IN_PLACE, pair[1]),
+    )
+    run = sharded_run(plan, base)
+    environment = {**run.environment, "MIDSTEP_CUDA_ROWS": "1"}
+    return msgspec.structs.replace(run, policy=str(HERE / "copies.yaml"), environment=environment)
+
+
 def sharded_run(plan: tuple[Scenario, ...], base: DemoRun) -> DemoRun:
     """Return the sharded job on the devices of `base`, under these faults."""
     return msgspec.structs.replace(base, scenarios=plan, spares=0, script=str(HERE / "sharded_job.py"))
@@ -212,7 +233,8 @@ def transport(_: Path) -> Result:
 
 
 PARTS: dict[str, Callable[[Path], Result]] = {
-    each.__name__: each for each in (doctor, demo, faults, megatron, sharded, endurance, step_time, transport, recovery)
+    each.__name__: each
+    for each in (doctor, demo, faults, megatron, sharded, copies, endurance, step_time, transport, recovery)
 }
 
 

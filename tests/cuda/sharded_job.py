@@ -1,6 +1,10 @@
-"""The job of `sharded`: a small GPT under `fully_shard`, two rows of two ranks, recorded as the demo records."""
+"""The job of `sharded` and `copies`: a small GPT under `fully_shard`, recorded as the demo records.
+
+MIDSTEP_CUDA_ROWS says in how many rows of replicas: 2 of two ranks by default.
+"""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ import midstep
 from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
 from midstep.examples.train_and_record import digest, optimizer_tensors, random_numbers
 
-ROWS, COLUMNS = 2, 2
+ROWS = int(os.environ.get("MIDSTEP_CUDA_ROWS", "2"))
 
 
 def local(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -29,7 +33,7 @@ def main(directory: Path, steps: int) -> None:
     device, shape = midstep.device(), Shape()
     torch.use_deterministic_algorithms(device.type != "cpu")
     rank, text = dist.get_rank(), standard_library_text()
-    mesh = init_device_mesh(device.type, (ROWS, COLUMNS), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device.type, (ROWS, dist.get_world_size() // ROWS), mesh_dim_names=("replicate", "shard"))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     torch.manual_seed(1)
     with midstep.building():

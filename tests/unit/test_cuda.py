@@ -159,6 +159,16 @@ def test_an_abort_returns_at_once_and_releases_in_threads() -> None:
     assert released.wait(5)
 
 
+def test_what_loaded_nccl_is_released_while_the_groups_are_linked() -> None:
+    """Each process makes a communicator of its own first; the release of that one is waited for by nothing."""
+    communicator, released = played()
+    began_s = time.monotonic()
+    communicator._load()
+    assert time.monotonic() - began_s < 0.5
+    assert not released.is_set()
+    assert released.wait(5)
+
+
 def test_a_group_of_a_dead_generation_refuses_collectives() -> None:
     communicator, _ = played()
     (group,) = communicator._groups
