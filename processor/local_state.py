@@ -115,7 +115,7 @@ class LocalState:
 class LocalStateCopies:
     """Write this rank's local state to its black box, and swap copies with its buddies.
 
-    The controller pairs the ranks in each generation (`controller/recovery/repair.py`). Used by the train thread.
+    The controller pairs the ranks in each generation (`controller/recovery/buddies.py`). Used by the train thread.
     """
 
     def __init__(self, *, rank: int, black_box: BlackBox, communicator: "Communicator") -> None:

@@ -97,6 +97,14 @@ class LocalStateCopy(msgspec.Struct, frozen=True):
     step: Count
 
 
+class GuestCopy(msgspec.Struct, frozen=True):
+    """A whole copy in host memory of all that `rank` holds, as of `step`, with a rank of another node."""
+
+    rank: Rank
+    step: Count
+    size_bytes: Count
+
+
 class CheckpointTrace(msgspec.Struct, frozen=True):
     """A rank's findings in the checkpoint directory, apart from checkpoints that it can read. Texts are for people.
 
@@ -132,6 +140,7 @@ class StepReport(msgspec.Struct, frozen=True):
     ] = ()  # steps of the complete checkpoints that this rank can read
     trace: CheckpointTrace = CheckpointTrace()
     host_copies: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # steps of those that are whole
+    guest_copies: Annotated[tuple[GuestCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of others, kept here
 
 
 class ShardTransfer(msgspec.Struct, frozen=True):
@@ -173,7 +182,10 @@ class RepairPart(msgspec.Struct, frozen=True):
     )
     copied_rank: int | None = None  # the rank whose buddy this one is
     links: RepairLinks = RepairLinks.HOST  # of `transfers`; the same on all ranks
-    host_copy: int = 0  # step of the newest copy in host memory that every rank has; 0: there is none
+    host_copy: int = 0  # step of the newest copy in host memory that there is of every rank; 0: there is none
+    copy_transfers: tuple[ShardTransfer, ...] = ()  # of copies, to the rank that each is of
+    copy_holder: int | None = None  # the rank of another node that keeps this rank's copies; None: none does
+    copy_guest: int | None = None  # the rank of another node whose copies this one keeps
 
 
 class RepairPlan(msgspec.Struct, frozen=True):
@@ -216,7 +228,8 @@ class RankProgress(msgspec.Struct, frozen=True):
     median_step_s: Seconds
     suspended: bool = False  # the kernel says that the process is stopped
     copied_steps: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of its copies in host memory
-    copied_bytes: Count = 0  # the memory that they take
+    copied_bytes: Count = 0  # the memory that they take, and those of others here
+    guest_copies: Annotated[tuple[GuestCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of others, kept here
 
 
 class RunningProcess(msgspec.Struct, frozen=True):
@@ -271,6 +284,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     host_copies: bool = False  # each rank keeps copies of its state in host memory
     host_copy_every_steps: int = 0  # 0: as often as hardly costs anything
     host_copy_bytes: int = 0  # of a node, for all of its ranks; 0: half of what is free when the first is made
+    host_copy_nodes: int = 1  # on which each copy is
     resizes: bool = False  # the world may continue with fewer nodes
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
     spare_s: float | None = 600.0  # without a rank, it leaves

@@ -9,17 +9,11 @@ failure domain, the least loaded at hand, so that a choice among ten thousand co
 travel over the devices' own links, which are fast and have just been rebuilt and checked; where an attempt of the same
 incident over these was not completed, they travel from host to host.
 
-Each rank has a buddy that keeps the copy of its local state, in another failure domain where there is one: the ranks
-stand in a circle in which those of one domain, and of one node, are neighbours, and the buddy of each is as many places
-further as the largest domain has ranks. A copy that does not belong to the pairs of a generation is kept until the next
-one has arrived: of its two slots for copies a black box gives up the older one.
-
 Where a checkpoint was ever complete, beginning at the first step throws training away. The user decides that, by
 `checkpoint.begin_again`, and never a file that could not be read (`why_not_begin`).
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sized
 
 import msgspec
@@ -37,6 +31,7 @@ from ...protocol.types import (
     StepReport,
 )
 from ...protocol.wording import ranks_text
+from .buddies import Location, common_copy, copy_transfers, distance, paired
 
 REASONS = 8  # ranks and shards that are named
 
@@ -44,20 +39,6 @@ REASONS = 8  # ranks and shards that are named
 MAX_SOURCES_PER_SHARD = 4
 
 MIN_STRIPE_BYTES = 8 * 1024 * 1024
-
-
-class Location(msgspec.Struct, frozen=True):
-    """Where a rank runs; near sources are preferred."""
-
-    node: str
-    failure_domain: str
-
-
-def distance(one: Location, other: Location) -> int:
-    """Return how far apart two places are: 0 on one node, 1 in one failure domain, 2 elsewhere."""
-    if one.node == other.node:
-        return 0
-    return 1 if one.failure_domain == other.failure_domain else 2
 
 
 class Sources:
@@ -147,21 +128,20 @@ def plan_repair(
 
 
 def _with_buddies(plan: RepairPlan, places: Mapping[int, Location]) -> RepairPlan:
-    """Tell each rank who keeps a copy of its local state from here on, and whose copy it keeps."""
-    buddy_of = buddies({rank: places[rank] for rank in plan.parts})
-    copied_by = {buddy: rank for rank, buddy in buddy_of.items()}
-    parts = {
-        rank: msgspec.structs.replace(part, buddy=buddy_of.get(rank), copied_rank=copied_by.get(rank))
-        for rank, part in plan.parts.items()
-    }
+    """Tell each rank who keeps copies for it from here on, and for whom it keeps some."""
+    pairs = paired({rank: places[rank] for rank in plan.parts})
+    parts = {rank: msgspec.structs.replace(part, **pairs.get(rank, {})) for rank, part in plan.parts.items()}
     return msgspec.structs.replace(plan, parts=parts)
 
 
 def _trusted(report: StepReport, step: int) -> StepReport:
     checkpoints = tuple(each for each in report.checkpoints if each <= step)
     copies = tuple(each for each in report.host_copies if each <= step)
+    guests = tuple(each for each in report.guest_copies if each.step <= step)
     clean = report.clean and report.committed <= step
-    return msgspec.structs.replace(report, clean=clean, checkpoints=checkpoints, host_copies=copies)
+    return msgspec.structs.replace(
+        report, clean=clean, checkpoints=checkpoints, host_copies=copies, guest_copies=guests
+    )
 
 
 def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Location]) -> tuple[RepairPlan | None, str]:
@@ -208,23 +188,25 @@ def _from_host_copies(reports: Mapping[int, StepReport], restore: Iterable[str])
     """Have all ranks go back to their copies of one step, unless a checkpoint that may be loaded is newer."""
     step, on_disk = common_copy(reports), _common_checkpoint(reports)
     if step == 0:
-        without = [rank for rank, report in reports.items() if not report.host_copies]
+        kept = {each.rank for report in reports.values() for each in report.guest_copies}
+        without = [rank for rank, report in reports.items() if not report.host_copies and rank not in kept]
         lacking = f": not one of {ranks_text(without)}" if without else ""
         return None, f"there is no step of which all ranks have a copy in host memory{lacking}"
     if RestoreSource.CHECKPOINT in restore and on_disk > step:
         return None, f"the copies in host memory are of step {step}, and a checkpoint of step {on_disk} is there"
-    reason = f"all ranks load their copies of step {step} in host memory"
-    return _assemble(reports, step, RestoreSource.HOST_COPY, [], [], [reason]), ""
-
-
-def common_copy(reports: Mapping[int, StepReport], *, most: int | None = None) -> int:
-    """Return the newest step of which every rank has a whole copy in host memory, or 0; of at most `most` updates."""
-    steps = set.intersection(*(set(report.host_copies) for report in reports.values())) if reports else set()
-    return max((step for step in steps if most is None or step <= most), default=0)
+    reasons = [f"all ranks load their copies of step {step} in host memory"]
+    transfers = copy_transfers(reports, step)
+    reasons += [f"rank {each.destination} gets its copy from rank {each.source}" for each in transfers[:REASONS]]
+    plan = _assemble(reports, step, RestoreSource.HOST_COPY, [], [], reasons)
+    for each in transfers:
+        for rank in (each.source, each.destination):
+            part = plan.parts[rank]
+            plan.parts[rank] = msgspec.structs.replace(part, copy_transfers=(*part.copy_transfers, each))
+    return plan, ""
 
 
 def _keeping_copies(plan: RepairPlan, step: int) -> RepairPlan:
-    """Tell each rank which copy in host memory all have, so that it is kept until a newer one is whole on all."""
+    """Tell each rank of which step there are copies of all, so that they are kept until newer ones are whole."""
     parts = {rank: msgspec.structs.replace(part, host_copy=step) for rank, part in plan.parts.items()}
     return msgspec.structs.replace(plan, parts=parts)
 
@@ -371,43 +353,6 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
 def _verb(base: str, subjects: Sized) -> str:
     """Return the verb in the number of its subjects: one rank finishes or gets, two finish or get."""
     return base if len(subjects) != 1 else base + ("es" if base.endswith("sh") else "s")
-
-
-def buddies(places: Mapping[int, Location]) -> dict[int, int]:
-    """Return the buddy of each rank. Each is the buddy of one other rank; a rank that is alone has none.
-
-    As many as can have it in another failure domain, then as many as can on another node. Where every domain has at
-    most half of the ranks all have; where each node is its own domain it is the same place on the next node.
-    """
-    circle = _circle(places)
-    if len(circle) < 2:
-        return {}
-    shifts = dict.fromkeys(
-        max(Counter(each).values()) % len(circle) or 1
-        for each in ((place.failure_domain for place in places.values()), (place.node for place in places.values()))
-    )
-    paired = [dict(zip(circle, circle[shift:] + circle[:shift], strict=True)) for shift in shifts]
-    return max(paired, key=lambda pairs: _apart(pairs, places))
-
-
-def _circle(places: Mapping[int, Location]) -> list[int]:
-    """Return all ranks, those of a domain and of a node together; both in the order of their lowest rank."""
-    domains: dict[str, int] = {}
-    nodes: dict[str, int] = {}
-    for rank in sorted(places):
-        domains.setdefault(places[rank].failure_domain, rank)
-        nodes.setdefault(places[rank].node, rank)
-    return sorted(places, key=lambda rank: (domains[places[rank].failure_domain], nodes[places[rank].node], rank))
-
-
-def _apart(pairs: Mapping[int, int], places: Mapping[int, Location]) -> tuple[int, int]:
-    """Return how many pairs are in two domains, and how many on two nodes."""
-    distances = [distance(places[rank], places[buddy]) for rank, buddy in pairs.items()]
-    return _at_least(2, distances), _at_least(1, distances)
-
-
-def _at_least(least: int, distances: Iterable[int]) -> int:
-    return sum(each >= least for each in distances)
 
 
 INSTEAD = (

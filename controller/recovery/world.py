@@ -13,7 +13,7 @@ import msgspec
 from ...protocol.compat import StrEnum
 from ...protocol.reports import PreparedProcesses
 from ...protocol.types import Rendezvous, StandbyDepth, StepReport, StoreEndpoint
-from .repair import Location
+from .buddies import Location
 
 
 class RankState(StrEnum):

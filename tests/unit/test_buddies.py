@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.controller.recovery.repair import Location, buddies, distance, plan_repair
+from midstep.controller.recovery.buddies import Location, buddies, distance
+from midstep.controller.recovery.repair import plan_repair
 from midstep.protocol.types import LocalStateCopy, ShardHold, StepReport
 
 

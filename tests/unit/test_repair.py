@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.controller.recovery.repair import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, Location, plan_repair
+from midstep.controller.recovery.buddies import Location
+from midstep.controller.recovery.repair import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, plan_repair
 from midstep.protocol.errors import StateLost
 from midstep.protocol.types import LocalStateCopy, RepairPlan, RestoreSource, ShardHold, ShardTransfer, StepReport
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from midstep.controller.recovery.repair import Location
+from midstep.controller.recovery.buddies import Location
 from midstep.controller.recovery.world import NEXT, NodeState, RankEvent, RankState, World
 from midstep.protocol.types import StepReport, StoreEndpoint
 
