@@ -18,7 +18,7 @@ from ..protocol.messages import CheckNode, StartProcess
 from ..protocol.rank_logs import error_file
 from ..protocol.types import JobSettings, JobSpec
 
-MAX_FDS = 6
+MAX_FDS = 8
 CHANNEL_FD = 3  # where a spawned process finds its end
 _encoder = msgspec.msgpack.Encoder()
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

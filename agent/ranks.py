@@ -26,7 +26,7 @@ from ..protocol.bounds import fits
 from ..protocol.compat import within
 from ..protocol.errors import AgentError
 from ..protocol.exits import is_left_to_launcher
-from ..protocol.host_copies import copied_bytes, copied_steps, create_copy_files
+from ..protocol.host_copies import copied_bytes, copied_steps, create_copy_files, guest_copies
 from ..protocol.rank_logs import last_words, output_log
 from . import channel
 from .built_pool import Preparations, is_time
@@ -186,6 +186,7 @@ class RankHost:
                 suspended=is_stopped(process.running.pid),
                 copied_steps=copied_steps(process.slot.copies, clock.rank),
                 copied_bytes=copied_bytes(process.slot.copies),
+                guest_copies=guest_copies(process.slot.copies, clock.rank),
             )
             for process, clock in clocks
             if clock is not None
@@ -264,7 +265,8 @@ class RankHost:
             slot = self._slots.get(order.rank)
             if slot is None:
                 box = BlackBox.create(order.rank, job.settings.black_box_bytes)
-                copies = create_copy_files(order.rank) if job.settings.host_copies else ()
+                nodes = job.settings.host_copy_nodes if job.settings.host_copies else 0
+                copies = create_copy_files(order.rank, nodes)
                 slot = self._slots[order.rank] = RankSlot(box, copies)
             if order.incarnation <= slot.ordered:
                 return  # a repetition, or overtaken by a later order

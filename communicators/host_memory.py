@@ -50,6 +50,12 @@ def from_bytes(data: bytearray) -> "torch.Tensor":
     return array if TORCH is None else TORCH.from_numpy(array)  # type: ignore[return-value]
 
 
+def on_memory(memory: memoryview) -> "torch.Tensor":
+    """Return a buffer of flat bytes on this memory, which is writable and not empty."""
+    array = np.frombuffer(memory, np.uint8)
+    return array if TORCH is None else TORCH.from_numpy(array)  # type: ignore[return-value]
+
+
 def is_array(buffer: object) -> bool:
     """Return whether it is numpy's."""
     return isinstance(buffer, np.ndarray)

@@ -246,4 +246,5 @@ class ProgressBoard:
             activity="suspended" if progress.suspended else progress.activity.value,
             copied_steps=progress.copied_steps,
             copied_bytes=progress.copied_bytes,
+            guest_copies=progress.guest_copies,
         )

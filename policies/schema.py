@@ -133,11 +133,13 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often each rank copies its state into host memory, where `restore` names host_copy, and what that may take.
 
-    `every_steps: auto`: as often as costs the training less than half a percent. `memory_bytes`: of a node, for all of
-    its ranks, each of which has two copies; None: half of what is free when the first one is made.
+    `every_steps: auto`: as often as costs the training less than half a percent. `copies`: on how many nodes each is:
+    on the rank's own, or on another one, too. `memory_bytes`: of a node, for all of its ranks, each of which has two
+    copies, and two of another rank with `copies: 2`; None: half of what is free when the first one is made.
     """
 
     every_steps: Count | Literal["auto"] = "auto"
+    copies: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
     memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] | None = None
 
 

@@ -66,12 +66,16 @@ class CopyCadence:
         self._costs.append((waited_s, took_s))
 
 
-def check_room(size_bytes: int, *, most_bytes: int, ranks: int) -> None:
-    """Raise HostCopyError if copies of this size are more than this rank's share of what a node may give to all."""
-    allowed = most_bytes // ranks // FILES
+def check_room(size_bytes: int, *, most_bytes: int, ranks: int, nodes: int = 1) -> None:
+    """Raise HostCopyError if copies of this size are more than this rank's share of what a node may give to all.
+
+    `nodes`: on how many each copy is, so for how many ranks each rank has files.
+    """
+    files = nodes * FILES
+    allowed = most_bytes // ranks // files
     if size_bytes > allowed:
         raise HostCopyError(
-            f"a copy takes {size_bytes / 1e6:.1f} MB, and {allowed / 1e6:.1f} MB are allowed for each of the {FILES} "
+            f"a copy takes {size_bytes / 1e6:.1f} MB, and {allowed / 1e6:.1f} MB are allowed for each of the {files} "
             f"copies of {ranks} ranks; raise host_copy.memory_bytes"
         )
 

@@ -3,7 +3,8 @@
 After an update all shards and the rank-local state are copied into one of two memory files that outlive the process
 (`protocol/host_copies.py`). At which steps says `copy_cadence.py`. Where shards change in update blocks alone
 (`Steady`), a thread copies them while the next forward and backward pass run, and only the next update waits for it.
-All others are copied on the spot, and so is what lies on a device. The checksum is always left to the thread.
+All others are copied on the spot, and so is what lies on a device. The checksum is always left to the thread, and so
+is the way to a second node (`guest_copies.py`).
 """
 
 import logging
@@ -11,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -19,11 +21,14 @@ import psutil
 
 from ..communicators import host_memory
 from ..protocol.errors import HostCopyError, MidstepError, RecoveryError
-from ..protocol.host_copies import CopyFile, CopyHeader
-from ..protocol.types import Activity, InjectionPoint
+from ..protocol.host_copies import FILES, CopyFile, CopyHeader, SentCopy, unpack_sent
+from ..protocol.messages import Rejoin
+from ..protocol.types import Activity, InjectionPoint, RepairPart, StepReport
 from . import tree
 from .copy_cadence import CopyCadence, check_room, file_to_write
-from .framework import Steady
+from .framework import OpenShard, Steady
+from .guest_copies import GuestCopies, Keeper
+from .transfer import move
 
 if TYPE_CHECKING:
     from .framework import Framework
@@ -56,7 +61,10 @@ class HostCopies:
     def __init__(self, runtime: "Runtime", framework: "Framework") -> None:
         self._runtime = runtime
         self._framework = framework
-        self._files = [CopyFile(fd) for fd in runtime.host_copy_fds]
+        fds = runtime.host_copy_fds
+        self._files = [CopyFile(fd) for fd in fds[:FILES]]
+        self._guests = GuestCopies(runtime, fds[FILES:], self._check_room)
+        self._keeper = Keeper(runtime, wanted=len(fds) > FILES)
         self._cadence = CopyCadence(runtime.settings.host_copy_every_steps)
         self._beside = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self._most_bytes: int | None = None  # of a node
@@ -65,17 +73,28 @@ class HostCopies:
         self._thread: _CopyThread | None = None
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of which a whole copy is here that this world can use, for barrier one."""
+        """Return the steps of which a whole copy of this rank is here that this world can use."""
         self.settle()
         return tuple(sorted(step for step in self._steps() if step))
 
-    def resumed(self, common: int) -> None:
-        """Keep the copy that all ranks have, and drop any other: all ranks stand at one step, and go on."""
+    def reported(self, report: StepReport) -> StepReport:
+        """Return a report for barrier one with the copies that are here. They change no more until `resumed`."""
+        self._keeper.cut()
+        return msgspec.structs.replace(report, host_copies=self.steps(), guest_copies=self._guests.kept())
+
+    def resumed(self, order: Rejoin | None) -> None:
+        """Keep the copies of the step that the order names, and drop any other: all ranks stand at one step, and go on.
+
+        With copies on two nodes the next one is due at once: of what was lost there is one left, or the keeper is new.
+        """
+        common = 0 if order is None else order.part.host_copy
         for file, step in zip(self._files, self._steps(), strict=True):
             if step != common:
                 file.drop()
+        links = self._keeper.resumed(order)
+        self._guests.resumed(common, None if order is None else order.part.copy_guest, links)
         self._agreed = False
-        self._cadence.resumed(common)
+        self._cadence.resumed(common if links is None else 0)
 
     def agrees(self, step: int, step_s: float) -> bool:
         """Wait until the update may change what is copied; return whether this rank is for a copy after it.
@@ -90,16 +109,19 @@ class HostCopies:
         work = self._under_way
         if work is not None:
             self._wait(work.whole)
-            self._under_way = None
             if work.error is not None:
                 self._give_up(work.error)
                 return False
+            if not work.kept.is_set():
+                return False  # no rank writes over the copy before it until this one is on two nodes
+            self._under_way = None
             self._cadence.became_whole(waited_s=work.waited_s, took_s=work.took_s, step_s=step_s)
         return self._cadence.agrees(step)
 
     def agreed(self, *, by_all: bool) -> None:
         """Take note of what the commit barrier has told: whether all ranks are for a copy after this update."""
         self._agreed = by_all
+        self._keeper.say()
 
     def take(self, step: int) -> None:
         """Begin the copy of `step`, if all ranks are for it. Runs when a step is over, before the next one."""
@@ -129,6 +151,41 @@ class HostCopies:
             self._wait(work.whole)
             if work.error is not None:
                 self._give_up(work.error)
+
+    def bring(self, part: RepairPart) -> int:
+        """Bring copies from the ranks that keep them to those that have lost their own; return the bytes that came.
+
+        In repair, on both ends. What is sent is checked first: a damaged copy raises HostCopyError and is dropped, so
+        that the next attempt takes another one. Raises as `run_transfers`, too.
+        """
+        if not part.copy_transfers:
+            return 0
+        self.settle()
+        rank, step = self._runtime.rank, part.target_step
+        named = [msgspec.structs.replace(t, shard_id=f"copy of rank {t.destination}") for t in part.copy_transfers]
+        opened: dict[str, OpenShard] = {}
+        for transfer in named:
+            if transfer.source == rank:
+                file = self._guests.file_of(transfer.destination, step)
+                try:
+                    opened[transfer.shard_id] = _moved(file.sent(verified=True))
+                except HostCopyError as error:
+                    file.drop()
+                    raise HostCopyError(f"rank {rank}, for rank {transfer.destination}: {error}") from error
+        moving = RepairPart(step, part.restore, transfers=tuple(named))
+        arriving = _Arriving(self._accept)
+        arrived = move(moving, opened, rank=rank, framework=arriving, links=self._runtime.communicator)
+        arriving.finish()
+        return arrived.received.bytes_received
+
+    def _accept(self, header: CopyHeader) -> CopyFile:
+        """Return the file for a copy of this rank that comes from the rank that keeps it. Raises HostCopyError."""
+        if (header.rank, header.world_size) != (self._runtime.rank, self._runtime.world_size):
+            raise HostCopyError(
+                f"rank {self._runtime.rank} is sent a copy of rank {header.rank} in a world of {header.world_size}"
+            )
+        self._check_room(header.content_bytes)
+        return self._files[file_to_write(self._steps())]
 
     def load(self, step: int) -> bytes:
         """Load all shards from the copy of a step; return the rank-local state. In repair.
@@ -184,7 +241,8 @@ class HostCopies:
         file = self._files[file_to_write(self._steps())]
         self._check_room(len(index) + size_bytes)
         header = CopyHeader(runtime.rank, runtime.world_size, step, runtime.generation, len(index), size_bytes)
-        return _Copying(file, header, index, tensors, lambda: self._half_done(step))
+        half_done, hand_over = partial(self._half_done, step), self._keeper.hand_over
+        return _Copying(file, header, index, tensors, half_done=half_done, hand_over=hand_over)
 
     def _half_done(self, step: int) -> None:
         self._runtime.injection_points.reached(InjectionPoint.HOST_COPY, step - 1)
@@ -194,7 +252,9 @@ class HostCopies:
         if self._most_bytes is None:
             allowed = self._runtime.settings.host_copy_bytes
             self._most_bytes = allowed or psutil.virtual_memory().available // _SHARE_OF_FREE
-        check_room(size_bytes, most_bytes=self._most_bytes, ranks=self._runtime.ranks_per_node)
+        runtime = self._runtime
+        nodes = runtime.settings.host_copy_nodes
+        check_room(size_bytes, most_bytes=self._most_bytes, ranks=runtime.ranks_per_node, nodes=nodes)
 
     def _await_copied(self) -> None:
         work = self._under_way
@@ -229,14 +289,16 @@ class _Copying:
         header: CopyHeader,
         index: bytes,
         tensors: Sequence[Any],
+        *,
         half_done: Callable[[], None],
+        hand_over: Callable[[SentCopy], None],
     ) -> None:
         self.tensors = tensors
-        self.copied, self.whole = threading.Event(), threading.Event()
+        self.copied, self.whole, self.kept = threading.Event(), threading.Event(), threading.Event()
         self.error: MidstepError | None = None
         self.waited_s = self.took_s = 0.0
         self._file, self._header, self._index = file, header, index
-        self._half_done = half_done
+        self._half_done, self._hand_over = half_done, hand_over
 
     def copy(self) -> None:
         """Copy the tensors. The training waits for that. Raises HostCopyError."""
@@ -252,18 +314,51 @@ class _Copying:
         self.copied.set()
 
     def finish(self) -> None:
-        """Copy, if that has not been done, and write the checksum. In the thread."""
+        """Copy, if that has not been done, write the checksum, and hand the copy over. In the thread."""
         try:
             if not self.copied.is_set():
                 self.copy()
             began_s = time.monotonic()
             self._file.finish()
+            copy = self._file.sent(verified=False)
+            self.tensors = ()
+            self.whole.set()
+            self._hand_over(copy)
             self.took_s += time.monotonic() - began_s
-        except Exception as error:  # whatever it is, the training waits for the two events
+        except Exception as error:  # whatever it is, the training waits for the events
             self.error = error if isinstance(error, MidstepError) else HostCopyError(f"{type(error).__name__}: {error}")
         self.tensors = ()
-        self.copied.set()
-        self.whole.set()
+        for event in (self.copied, self.whole, self.kept):
+            event.set()
+
+
+class _MovedCopy:
+    """A copy as a shard that moves between ranks: its header, and one tensor of bytes on the memory of a file."""
+
+    def __init__(self, header: bytes, content: memoryview) -> None:
+        self.header = header
+        self.tensors = (host_memory.on_memory(content),)
+
+
+class _Arriving:
+    """Takes the copies of a rank that arrive for it into its files."""
+
+    def __init__(self, file_for: Callable[[CopyHeader], CopyFile]) -> None:
+        self._file_for = file_for
+        self._begun: list[tuple[CopyFile, int]] = []
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """Return where a copy arrives. Raises HostCopyError."""
+        found, checksum = unpack_sent(header)
+        file = self._file_for(found)
+        content = file.accept(found)
+        self._begun.append((file, checksum))
+        return _MovedCopy(header, content)
+
+    def finish(self) -> None:
+        """Say that they are whole. Raises HostCopyError if they are not what was sent."""
+        for file, checksum in self._begun:
+            file.finish(checksum)
 
 
 class _CopyThread:
@@ -280,6 +375,10 @@ class _CopyThread:
     def _run(self) -> None:
         while True:
             self._work.get().finish()
+
+
+def _moved(copy: SentCopy) -> OpenShard:
+    return _MovedCopy(copy.packed(), copy.content)
 
 
 def _copy(tensor: Any, target: memoryview) -> None:

@@ -58,7 +58,7 @@ class RecoveryPhases:
         self._own = own
         self._step_state = step_state
         self._copies = copies
-        self.common_copy = 0  # the step of the newest copy in host memory that all ranks have; 0: none
+        self.rejoined: Rejoin | None = None  # the order that was carried out last
         self._patience = LinkPatience()
         self._early = EarlyTransfers(runtime, framework)
         self._held: frozenset[str] = frozenset()  # shards that were reported as whole for barrier one
@@ -97,7 +97,7 @@ class RecoveryPhases:
         checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
         report = self._step_state.report(shards, local_states, checkpoints, trace)
         self._held = frozenset(hold.shard_id for hold in report.holds)
-        return msgspec.structs.replace(report, host_copies=self._copies.steps())
+        return self._copies.reported(report)
 
     def rebuild(self, order: Rejoin) -> None:
         """Run **rebuild**; beside it, have memory prefaulted, and shards moved where they can move early."""
@@ -113,7 +113,7 @@ class RecoveryPhases:
         self._leave_earlier_training(order)
         done = _Repaired()
         self._run(InjectionPoint.REPAIR, order, lambda: self._repair(order, done))
-        self.common_copy = order.part.host_copy
+        self.rejoined = order
         self._arrived = done.own
         self._early.succeeded()
         return done.received
@@ -179,6 +179,8 @@ class RecoveryPhases:
         runtime, framework, part = self._runtime, self._framework, order.part
         if part.restore in STORED:
             copied = part.restore is RestoreSource.HOST_COPY
+            if copied:
+                done.received = ReceivedBytes(self._copies.bring(part))
             done.own = self._copies.load(part.target_step) if copied else self._load(order)
             self._forget_later(order)
             return

@@ -239,7 +239,7 @@ class TrainThread(Surroundings):
     def _train(self) -> Ended:
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
-        self._copies.resumed(self._phases.common_copy)
+        self._copies.resumed(self._phases.rejoined)
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
             self._own.remember_random()
         try:

@@ -15,7 +15,7 @@ only in memory whose content counts as lost: if the link-up fails, nothing else 
 import dataclasses
 import threading
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 ReadOwnState = Callable[[int, int], bytes | None]
 STOP_S = 10.0  # for a thread that moves, and whose links were aborted; a chunk takes milliseconds
 LEAVE_S = 0.1  # for one that has moved nothing, and touches no tensor: the store may keep it as long as a link-up
+
+
+class Accepting(Protocol):
+    """The part of a framework that says where a shard arrives."""
+
+    def accept_shard(self, shard_id: str, header: bytes) -> OpenShard:
+        """As `Framework.accept_shard`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +85,7 @@ def move(
     opened: dict[str, OpenShard],
     *,
     rank: int,
-    framework: Framework,
+    framework: Accepting,
     links: ranges.PeerLinks,
     read_local_state: ReadOwnState | None = None,
     in_flight: int | None = None,

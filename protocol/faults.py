@@ -205,6 +205,7 @@ class InjectionPoint(StrEnum):
     GATHER = "gather"  # of parameters after the update, where the framework has a place for it
     CHECKPOINT = "checkpoint"
     HOST_COPY = "host_copy"  # its bytes are there, and it is not whole yet; of the step before it
+    GUEST_COPY = "guest_copy"  # the same, of the copy of a rank of another node, at the rank that keeps it
     STOP = "stop"
     CLEAN = "clean"
     JOIN = "join"

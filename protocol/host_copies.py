@@ -2,7 +2,8 @@
 
 The agent makes both, keeps them over restarts of the rank, and passes their descriptors to every process that holds the
 rank. They are empty until the process writes its first copy: then each grows to what a copy takes. So one that is being
-written never costs the one before it.
+written never costs the one before it. Where each copy is to be on two nodes there are two more, for the copies of a
+rank of another node.
 
 Layout of a file, native byte order (both ends are on one machine)::
 
@@ -24,12 +25,15 @@ from typing import NamedTuple
 import xxhash
 
 from .errors import AgentError, HostCopyError
+from .types import GuestCopy
 
-FILES = 2
+FILES = 2  # for the copies of one rank
 _MAGIC, _VERSION = 0x6D69_6473_7465_7032, 1
 _HEADER = struct.Struct("@9qQQ")
 _FIELDS = struct.Struct("@6qQ")  # those that have a checksum of their own
 _STATE = struct.Struct("@q")
+_SENT = struct.Struct("<6qQ")  # those fields as another machine gets them
+SENT_BYTES = _SENT.size
 _STATE_BYTES = 16  # where the state lies
 _START = 128
 _TORN, _WHOLE = 0, 1
@@ -47,16 +51,48 @@ class CopyHeader(NamedTuple):
     body_bytes: int
 
     @property
+    def content_bytes(self) -> int:
+        """The bytes of index and body."""
+        return self.index_bytes + self.body_bytes
+
+    @property
     def size_bytes(self) -> int:
         """The bytes that it takes."""
-        return _START + self.index_bytes + self.body_bytes
+        return _START + self.content_bytes
 
 
-def create_copy_files(rank: int) -> tuple[int, ...]:
-    """Make the files of a rank, which are empty. Runs in the agent. Raises AgentError; the caller closes them."""
+class SentCopy(NamedTuple):
+    """A copy as it is sent to another node: its header, the checksum of its content, and that."""
+
+    header: CopyHeader
+    checksum: int
+    content: memoryview
+
+    def packed(self) -> bytes:
+        """Return what goes before the content."""
+        return _SENT.pack(*self.header, self.checksum)
+
+
+def unpack_sent(data: bytes) -> tuple[CopyHeader, int]:
+    """Return the header and the checksum of a copy that another node sends. Raises HostCopyError if it cannot be."""
+    if len(data) != _SENT.size:
+        raise HostCopyError(f"the header of a copy has {len(data)} bytes instead of {_SENT.size}")
+    *fields, checksum = _SENT.unpack(data)
+    header = CopyHeader(*fields)
+    if min(header) < 0:
+        raise HostCopyError("the header of a copy has negative numbers")
+    return header, checksum
+
+
+def create_copy_files(rank: int, nodes: int = 1) -> tuple[int, ...]:
+    """Make the files of a rank, which are empty; with two `nodes` for each copy, those for another rank's behind them.
+
+    Runs in the agent. Raises AgentError; the caller closes them.
+    """
     fds: list[int] = []
     try:
-        fds += [os.memfd_create(f"midstep-copy-{rank}-{index}", os.MFD_CLOEXEC) for index in range(FILES)]
+        for index in range(nodes * FILES):
+            fds.append(os.memfd_create(f"midstep-copy-{rank}-{index}", os.MFD_CLOEXEC))
     except OSError as error:
         for fd in fds:
             os.close(fd)
@@ -84,6 +120,19 @@ def copied_steps(fds: Iterable[int], rank: int) -> tuple[int, ...]:
     """Return the steps of the copies of a rank in its files. Their content is not looked at."""
     headers = (read_header(fd) for fd in fds)
     return tuple(sorted(header.step for header in headers if header is not None and header.rank == rank))
+
+
+def guest_copies(fds: Iterable[int], rank: int, world_size: int | None = None) -> tuple[GuestCopy, ...]:
+    """Return the copies of other ranks in the files of a rank, in a world of this size. Their content is not looked at.
+
+    Their size is that of index and body.
+    """
+    headers = [header for fd in fds if (header := read_header(fd)) is not None and header.rank != rank]
+    return tuple(
+        GuestCopy(header.rank, header.step, header.content_bytes)
+        for header in sorted(headers)
+        if world_size is None or header.world_size == world_size
+    )
 
 
 def copied_bytes(fds: Iterable[int]) -> int:
@@ -131,28 +180,46 @@ class CopyFile:
         memory = self._mapped()
         memory[_START : _START + len(index)] = index
         self._writing = header
-        begin = _START + header.index_bytes
-        return memoryview(memory)[begin : begin + header.body_bytes]
+        return memoryview(memory)[_START + header.index_bytes : header.size_bytes]
 
-    def finish(self) -> None:
-        """Write the checksum of what was begun, and say that it is whole."""
+    def finish(self, checksum: int | None = None) -> None:
+        """Write the checksum of what was begun, and say that it is whole.
+
+        `checksum`: that of what was sent; raises HostCopyError if something else has come.
+        """
         assert self._writing is not None
         header, self._writing = self._writing, None
         memory = self._mapped()
         content = _of_content(memory, header)
+        if checksum is not None and content != checksum:
+            raise HostCopyError(f"the copy of step {header.step} of rank {header.rank} has arrived changed")
         _HEADER.pack_into(memory, 0, _MAGIC, _VERSION, _TORN, *header, content, _of_header(header, content))
         _STATE.pack_into(memory, _STATE_BYTES, _WHOLE)
 
     def read(self) -> tuple[CopyHeader, bytes, memoryview]:
         """Return the copy that is here: header, index, body. Raises HostCopyError if it is not what was written."""
+        header, _, content = self.sent(verified=True)
+        return header, bytes(content[: header.index_bytes]), content[header.index_bytes :]
+
+    def accept(self, header: CopyHeader) -> memoryview:
+        """Begin to write a copy that another node sends; return where its content goes. Raises HostCopyError."""
+        self.reserve(header.index_bytes, header.body_bytes)
+        self.begin(header, b"")
+        return memoryview(self._mapped())[_START : header.size_bytes]
+
+    def sent(self, *, verified: bool) -> SentCopy:
+        """Return the copy that is here, for another node. Raises HostCopyError if none is, or if it is damaged.
+
+        `verified`: whether its checksum is looked at; whoever gets it does that, too.
+        """
         header = self.header
         if header is None:
             raise HostCopyError("no copy is whole here")
         memory = self._mapped()
-        if _of_content(memory, header) != _HEADER.unpack_from(memory)[-2]:
+        checksum = _HEADER.unpack_from(memory)[-2]
+        if verified and _of_content(memory, header) != checksum:
             raise HostCopyError(f"the copy of step {header.step} is damaged: its checksum is another one")
-        body = _START + header.index_bytes
-        return header, memory[_START:body], memoryview(memory)[body : header.size_bytes]
+        return SentCopy(header, checksum, memoryview(memory)[_START : header.size_bytes])
 
     def drop(self) -> None:
         """Say that no copy is here. The memory stays, for the next one."""

@@ -12,7 +12,7 @@ from .controls import Controls
 from .faults import FaultKind
 from .reports import PreparedProcesses
 from .time_spent import TimeSpent
-from .types import Decision, FaultReport, RestoreSource, Rung
+from .types import Decision, FaultReport, GuestCopy, RestoreSource, Rung
 
 
 class Outcome(StrEnum):
@@ -143,6 +143,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     role: str = ""
     copied_steps: tuple[int, ...] = ()  # of its copies in host memory
     copied_bytes: int = 0
+    guest_copies: tuple[GuestCopy, ...] = ()  # of ranks of other nodes, kept here
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

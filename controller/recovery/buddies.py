@@ -2,9 +2,9 @@
 
 Each rank has a buddy that keeps the copy of its local state, in another failure domain where there is one: the ranks
 stand in a circle in which those of one domain, and of one node, are neighbours, and the buddy of each is as many places
-further as the largest domain has ranks. Where it is on another node it keeps the rank's copies in host memory, too: a
-rank that has lost its own with its node gets one from there. A copy that does not belong to the pairs of a generation is kept until the next
-one has arrived: of its two slots for copies a black box gives up the older one.
+further as the largest domain has ranks. Where the buddy is on another node it can keep the rank's copies in host memory
+as well: a rank that has lost its own with its node gets one from there. A copy that does not belong to the pairs of a
+generation is kept until the next one has arrived: of its two slots for copies a black box gives up the older one.
 
 All of it is pure, and runs when a repair is planned (`repair.py`).
 """

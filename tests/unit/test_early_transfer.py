@@ -157,7 +157,7 @@ class Process:
         )
         self.runtime = runtime
         nothing: Any = None
-        no_copies: Any = SimpleNamespace(steps=tuple)
+        no_copies: Any = SimpleNamespace(reported=lambda report: report)
         self.phases = RecoveryPhases(runtime, self.framework, nothing, StepState(clean=self.rank == 0), no_copies)
 
     def until_closed(self) -> None:

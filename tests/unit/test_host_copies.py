@@ -11,7 +11,7 @@ import torch
 from midstep.processor.host_copies import HostCopies
 from midstep.protocol.errors import HostCopyError, RecoveryError
 from midstep.protocol.host_copies import CopyFile, create_copy_files, read_header
-from midstep.protocol.types import Activity, JobSettings, ShardHold
+from midstep.protocol.types import Activity, JobSettings, RepairPart, RestoreSource, ShardHold
 
 
 class Held:
@@ -179,7 +179,7 @@ def test_after_a_recovery_the_copy_that_all_have_stays_and_any_other_goes(fds: t
     copies = process_of(fds, framework)
     train(copies, framework, range(1, 6))
     copies.settle()
-    copies.resumed(4)
+    copies.resumed(SimpleNamespace(part=RepairPart(4, RestoreSource.REPLICA, host_copy=4)))  # type: ignore[arg-type]
     assert copies.steps() == (4,)
     train(copies, framework, range(5, 6))
     copies.settle()

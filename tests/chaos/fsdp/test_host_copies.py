@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from midstep.protocol.host_copies import read_header
-from midstep.protocol.types import ArmedFault, InjectionPoint
+from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from ..comparing import assert_same_numbers, finish
 from ..jobs import Job, inject
@@ -120,3 +120,18 @@ def test_copies_that_are_taken_seldom_cost_the_steps_since(start_sharded: StartS
     (incident,) = finish(job)["incidents"]
     assert_from_copies(incident, {2}, 4)
     assert incident["resumed_step"] == 5, incident
+
+
+TWO_NODES: dict[str, Any] = {**COPYING, "host_copy": {"every_steps": 1, "copies": 2}}
+KILL_NODE = FaultAction.KILL_NODE
+
+
+def test_a_lost_node_comes_back_from_copies_on_another_one(start_sharded: StartSharded) -> None:
+    """A spare node takes its ranks; survivors keep their processes, and no checkpoint is read."""
+    faults = [inject(2, InjectionPoint.BACKWARD, 5, action=KILL_NODE)]
+    how: dict[str, Any] = {"nodes": 2, "ranks_per_node": 2, "spares": 1, "policy": TWO_NODES}
+    job = run(start_sharded, Setting(mesh=(4,), steps=9, step_s=0.3), faults, **how)
+    (incident,) = finish(job)["incidents"]
+    assert_from_copies(incident, {2, 3}, 1)
+    assert "rank 2 gets its copy from rank 0" in str(incident), incident
+    assert "on its own node only" not in job.said()
