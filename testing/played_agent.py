@@ -59,6 +59,7 @@ class HostedRank(Generic[Process]):
         self.process: Process | None = None
         self.ordered = self.oldest = -1  # latest incarnation asked for, and started
         self.host_copies = [(0, 0), (0, 0)]  # of each file: the step of the copy in it (0: none), and the world's size
+        self.guest_copies = [(0, 0, 0), (0, 0, 0)]  # of each file for another rank's: rank, step, and size
         self.damaged: set[int] = set()  # steps of which the copy is
         self._own: Slots = []
         self._peers: Slots = []

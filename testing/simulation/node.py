@@ -105,6 +105,7 @@ class SimulatedAgent(FakeAgent[Process]):
         if self.is_heard:
             self.silent_since_s = self.world.timeline.now
         if self.alive:
+            self.world.node_dies(self)
             self.alive = self.endpoint.open = False
             for process in self.processes():
                 process.end(SIGKILL)

@@ -6,8 +6,6 @@ Rebuild, repair and rollback move state between ranks, and some of it is lost on
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...processor import rank_actions as act
 from ...processor.exceptions import fault_in_recovery
 from ...processor.rank_actions import NOTHING, Action, Ended, ReceivedBytes
@@ -75,8 +73,9 @@ class RankRecovery:
     def repair(self, order: Rejoin) -> Thread[ReceivedBytes]:
         """Get what is lost, and hand out what others have lost."""
         process, part = self._process, order.part
-        process.copies.common = part.host_copy
+        process.copies.part = part
         if part.restore is RestoreSource.HOST_COPY:
+            yield from process.copies.bring(part)
             process.copies.load(part.target_step)
             self._own = part.target_step
             yield process.sleep(0.01)
@@ -269,7 +268,7 @@ class RankThread:
         shards, copies = [ShardHold(each, SHARD_BYTES) for each in process.memory.shards], process.place.copies()
         checkpoints, trace = self._world.disk.survey()
         report = process.standing.report(shards, copies, checkpoints, trace)
-        report = msgspec.structs.replace(report, host_copies=process.copies.steps())
+        report = process.copies.reported(report)
         self._world.rank_watch.reports(process, report)
         return report
 

@@ -142,6 +142,8 @@ def draw_saving(setting: Setting, chance: random.Random) -> Setting:
 def with_copies(setting: Setting, chance: random.Random) -> Setting:
     """Have ranks copy their state into host memory, and spread it over more of them than there are replicas."""
     policy, copies = setting.policy, [HostCopyPolicy(), *(HostCopyPolicy(every_steps=every) for every in (1, 1, 2, 5))]
+    if chance.random() < 0.5:
+        copies = [msgspec.structs.replace(each, copies=2) for each in copies]
     best_first = (RestoreSource.REPLICA, RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT)
     restore = tuple(each for each in best_first if each in {*policy.restore, RestoreSource.HOST_COPY})
     policy = msgspec.structs.replace(policy, restore=restore, host_copy=chance.choice(copies))

@@ -18,6 +18,7 @@ from ..invariants import Invariant, InvariantBroken
 from . import faults
 from .controller import Controller
 from .controller_watch import AllowedDeviations, ControllerWatch
+from .host_copies import LostNode, note_loss
 from .network import Group, Network, Timeline
 from .node import SimulatedAgent, SimulatedPlatform
 from .process import Disk, Process
@@ -68,6 +69,7 @@ class SimulatedWorld:
         self._pids = 100
         self._sessions = 0
         self.disk = Disk()
+        self.lost_node: LostNode | None = None  # the only node that was lost since all ranks had two copies each
         self.one_shots: Counter[OneShot] = Counter()  # what fails the next times that it is tried
         self._groups: dict[int, Group] = {}
         self.events = 0
@@ -125,6 +127,10 @@ class SimulatedWorld:
     def living(self) -> list[Process]:
         """Return all processes, strays included."""
         return [process for agent in self.agents.values() if agent.alive for process in agent.processes()]
+
+    def node_dies(self, agent: SimulatedAgent) -> None:
+        """Take note of a node that is about to be lost, and of what has to be left of the copies on it."""
+        self.lost_node = note_loss(self, agent)
 
     def shards(self, rank: int, size: int) -> tuple[str, ...]:
         """Return what a rank of a world of `size` holds: fewer replicas than ranks have the shards spread over them."""

@@ -5,15 +5,18 @@ import random
 import pytest
 
 from midstep.controller.recovery.state import Phase
-from midstep.protocol.types import RestoreSource
+from midstep.protocol.types import RepairPart, RestoreSource
 from midstep.testing.invariants import InvariantBroken
 from midstep.testing.simulation import faults
+from midstep.testing.simulation.host_copies import PlayedCopies
+from midstep.testing.simulation.network import Thread
 from midstep.testing.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied
 
 SEEDS = 120
 CADENCE, REPAIR = "midstep.processor.copy_cadence", "midstep.controller.recovery.repair"
+BUDDIES = "midstep.controller.recovery.buddies"
 NEWEST = "return max((step for step in steps if most"
 
 
@@ -45,6 +48,22 @@ def test_all_go_back_to_the_newest_common_copy_and_no_further() -> None:
     assert sources.count(RestoreSource.HOST_COPY) > SEEDS // 10
 
 
+def test_a_lost_node_costs_no_more_than_a_process_where_each_copy_is_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If both holders of a copy are lost the checkpoint is read, or the job begins again or stops; never a mixture."""
+    brought, bring = list[int](), PlayedCopies.bring
+
+    def watched(self: PlayedCopies, part: RepairPart) -> Thread[None]:
+        brought.extend(move.destination for move in part.copy_transfers if move.source == self.rank)
+        return bring(self, part)
+
+    monkeypatch.setattr(PlayedCopies, "bring", watched)
+    worlds = played(range(SEEDS, 3 * SEEDS))
+    assert len(brought) > SEEDS // 10
+    twice = [world for world in worlds if world.policy.host_copy.copies > 1]
+    sources = {incident.restore for world in twice for incident in world.machine.incidents}
+    assert sources >= {RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT}
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -53,7 +72,8 @@ def test_all_go_back_to_the_newest_common_copy_and_no_further() -> None:
         ),
         Mutant("over the newest", CADENCE, "return min(range(len(steps))", "return max(range(len(steps))"),
         Mutant("the common one is not kept", REPAIR, "replace(part, host_copy=step)", "replace(part, host_copy=0)"),
-        Mutant("the oldest is taken", REPAIR, NEWEST, NEWEST.replace("max", "min")),
+        Mutant("those on other nodes are forgotten", BUDDIES, "found.get(kept.rank, set()).add", "set().add"),
+        Mutant("the oldest is taken", BUDDIES, NEWEST, NEWEST.replace("max", "min")),
     ],
     ids=lambda broken: broken.name,
 )
