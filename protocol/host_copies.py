@@ -210,7 +210,7 @@ class CopyFile:
     def sent(self, *, verified: bool) -> SentCopy:
         """Return the copy that is here, for another node. Raises HostCopyError if none is, or if it is damaged.
 
-        `verified`: whether its checksum is looked at; whoever gets it does that, too.
+        `verified`: whether its checksum is looked at; the process that gets it does that, too.
         """
         header = self.header
         if header is None:

@@ -110,7 +110,8 @@ class RankLayout(NamedTuple):
             return (
                 f"only rank {ranks[0]} holds its pieces of parameters and optimizer state: if it is lost, all ranks go "
                 "back to a checkpoint, or to copies in host memory, which `restore: [replica, host_copy, checkpoint]` "
-                "in the policy asks for. A mesh of two dimensions (HSDP) has a copy of every piece in each of its rows"
+                "in the policy asks for (on two nodes each with `host_copy: {copies: 2}`). A mesh of two dimensions "
+                "(HSDP) has a copy of every piece in each of its rows"
             )
         nodes = {rank // self.ranks_per_node for rank in ranks}
         if len(nodes) == 1 and self.world_size > self.ranks_per_node:

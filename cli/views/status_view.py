@@ -1,5 +1,7 @@
 """`midstep status` as text: a job, its ranks, nodes and budgets; of a job of roles a line for each role."""
 
+from collections.abc import Collection, Sequence
+
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
@@ -10,7 +12,7 @@ from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.reports import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
-from ...protocol.wording import numbers_text, one_line
+from ...protocol.wording import nodes_text, numbers_text, one_line
 from .controls_text import record_lines, standing_lines
 from .report_text import (
     budget_table,
@@ -67,13 +69,29 @@ def copy_lines(status: JobStatus) -> list[Text]:
     memory = sum(rank.copied_bytes for rank in status.ranks)
     if not memory:
         return []
-    step = max(set.intersection(*(set(rank.copied_steps) for rank in status.ranks)), default=None)
-    takes = f"{size_text(memory)} on {count_text(len({rank.node for rank in status.ranks}), 'node')}"
-    if step is None:
+    step = copy_left(status.ranks)
+    nodes = sorted({rank.node for rank in status.ranks})
+    takes = f"{size_text(memory)} on {count_text(len(nodes), 'node')}"
+    if not step:
         return [Text(f"host copies: no step of which all ranks have one; {takes}", style="yellow")]
     age = count_text(max(0, status.committed - step), "step")
-    lost = "a lost process without a replica costs these, a lost node goes back to a checkpoint"
+    left = {node: copy_left(status.ranks, {node}) for node in nodes}
+    least, bare = min(left.values()), [node for node, step in left.items() if not step]
+    node = "a lost node" if len(bare) in {0, len(nodes)} else f"{nodes_text(bare)}, if lost,"
+    costs = "goes back to a checkpoint" if bare else "too" if least == step else f"those of step {least}"
+    lost = f"a lost process without a replica costs these, {node} {costs}"
     return [Text(f"host copies: of step {step}, {age} ago; {takes}; {lost}")]
+
+
+def copy_left(ranks: Sequence[RankStatus], lost: Collection[str] = ()) -> int:
+    """Return the newest step of which host memory has a copy of every rank once these nodes are lost; 0: of none."""
+    left: dict[int, set[int]] = {rank.rank: set() for rank in ranks}
+    for rank in ranks:
+        if rank.node not in lost:
+            left[rank.rank].update(rank.copied_steps)
+            for kept in rank.guest_copies:
+                left.setdefault(kept.rank, set()).add(kept.step)
+    return max(set.intersection(*left.values()), default=0) if left else 0
 
 
 def webhook_lines(status: JobStatus) -> list[Text]:

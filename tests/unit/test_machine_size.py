@@ -18,8 +18,9 @@ ROOT = Path(midstep.__file__).parent
 CORE = ("controller/recovery/machine.py", "processor/rank_loop.py")
 NOUNS = "protocol"
 # 45 of these lines are copies in host memory: 28 of the repair plan, 15 of the policy, 2 of the step order; 13 nouns.
+# Those on a second node are 50 more, and the file of who keeps copies for whom, which is mostly older.
 # The controls of operators are a file and 350 lines (a topic, kinds of planned change), and a file and 240 of nouns.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 31, 9095, 9
+MOST_FILES, MOST_LINES, MOST_LEVELS = 32, 9145, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 12, 2333
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 115
 

@@ -11,7 +11,7 @@ from midstep.controller.liveness import ProgressBoard
 from midstep.protocol.host_copies import copied_bytes, copied_steps, create_copy_files
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.messages import NodeHeartbeat
-from midstep.protocol.types import Activity, RankProgress
+from midstep.protocol.types import Activity, GuestCopy, RankProgress
 from midstep.testing.fake_cluster import FakeCluster
 
 
@@ -45,6 +45,30 @@ def test_status_says_which_copy_all_ranks_have(
 ) -> None:
     """Its age is in steps since."""
     assert words in shown(with_copies(cluster.machine.status(cluster.now), *steps))
+
+
+GUESTS = {0: (2, 10), 1: (3, 10), 2: (0, 10), 3: (1, 10)}  # of which rank each keeps a copy, and of which step
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [
+        (
+            (),
+            "of step 10, 2 steps ago; 12 MB on 2 nodes; a lost process without a replica costs these, a lost node too",
+        ),
+        ((0,), "of step 10, 2 steps ago; 12 MB on 2 nodes; a lost process without a replica costs these, node"),
+        ((0, 2), "a lost process without a replica costs these, a lost node goes back to a checkpoint"),
+    ],
+)
+def test_status_says_what_a_lost_node_costs(cluster: FakeCluster, without: tuple[int, ...], words: str) -> None:
+    """No more than a process, if each copy is on two nodes."""
+    status = with_copies(cluster.machine.status(cluster.now), *[(8, 10)] * 4)
+    ranks = tuple(
+        msgspec.structs.replace(rank, guest_copies=() if rank.rank in without else (GuestCopy(*GUESTS[rank.rank], 1),))
+        for rank in status.ranks
+    )
+    assert words in shown(msgspec.structs.replace(status, ranks=ranks))
 
 
 def test_status_says_nothing_of_copies_where_there_are_none(cluster: FakeCluster) -> None:
