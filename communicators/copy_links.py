@@ -39,6 +39,7 @@ class CopyConnection:
 
     def send(self, data: memoryview | bytes) -> None:
         """Send all of it. Raises CommunicatorAborted or CommunicatorFailed."""
+        self._socket.settimeout(LIMIT_S)
         with memoryview(data) as whole:
             for start in range(0, len(whole), _PIECE_BYTES):
                 with whole[start : start + _PIECE_BYTES] as piece:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..communicators.copy_links import CopyConnection, CopyLinks
+from ..communicators.copy_links import LIMIT_S, CopyConnection, CopyLinks
 from ..protocol.errors import CommunicatorAborted, HostCopyError, MidstepError, RecoveryError
 from ..protocol.host_copies import SENT_BYTES, CopyFile, CopyHeader, SentCopy, guest_copies, unpack_sent
 from ..protocol.types import GuestCopy, InjectionPoint
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .runtime import Runtime
 
 STOP_S = 10.0  # for the thread that takes a copy in, when its links were cut: a checksum of what has come
+SLOWEST_BYTES_S = 256 << 20  # at which a keeper finds the memory for a copy, and looks at its checksum
 AGAIN = 100  # copies later it is tried again, where one could not be handed over
 _MOST_REASON_BYTES = 500
 _ANSWER = struct.Struct("<qH")  # the step, and how many bytes say why it is not kept; 0: it is
@@ -147,43 +148,37 @@ class _Taking:
 
 
 class Keeper:
-    """The way of this rank's copies to the rank that keeps them."""
+    """The way of this rank's copies to the rank that keeps them, in one generation."""
 
-    def __init__(self, runtime: "Runtime", *, wanted: bool) -> None:
-        """`wanted`: the policy asks for copies on two nodes."""
-        self._runtime = runtime
-        self._wanted = wanted
-        self._links: CopyLinks | None = None
+    def __init__(self, runtime: "Runtime", order: "Rejoin | None", *, wanted: bool, before: "Keeper | None") -> None:
+        """`wanted`: the policy asks for copies on two nodes. `before`: that of the last generation, which is closed."""
+        self.links: CopyLinks | None = None  # also for the copies of others
+        self._rank = runtime.rank
         self._connection: CopyConnection | None = None
         self._keeper: int | None = None
         self._skipped = 0  # copies that are not handed over before the next try
         self._trouble = ""  # why they are not
         self._said = ""
-
-    def resumed(self, order: "Rejoin | None") -> CopyLinks | None:
-        """Go on with the keeper of a new generation; return its links, also for the copies of others."""
-        if self._links is not None:
-            self._links.close()
-        self._links = self._connection = self._keeper = None
-        self._skipped, self._trouble = 0, ""
-        if not self._wanted or order is None:
-            return None
-        runtime, self._keeper = self._runtime, order.part.copy_holder
-        self._links = CopyLinks(runtime.rank, order.generation, order.store, runtime.settings.link_up_s)
-        if self._keeper is None:
-            self._trouble = "no rank of another node is free to keep them"
-        return self._links
+        if before is not None:
+            self._said = before._said
+            if before.links is not None:
+                before.links.close()
+        if wanted and order is not None:
+            self._keeper = order.part.copy_holder
+            self.links = CopyLinks(runtime.rank, order.generation, order.store, runtime.settings.link_up_s)
+            if self._keeper is None:
+                self._trouble = "no rank of another node is free to keep them"
 
     def hand_over(self, copy: SentCopy) -> None:
         """Send a copy, and wait until it is whole at the keeper. In the thread that copies; raises nothing."""
-        if self._links is None or self._keeper is None:
+        if self.links is None or self._keeper is None:
             return
         if self._skipped:
             self._skipped -= 1
             return
         try:
             if self._connection is None:
-                self._connection = self._links.connect(self._keeper)
+                self._connection = self.links.connect(self._keeper)
             reason = self._deliver(self._connection, copy)
         except CommunicatorAborted:
             return  # a recovery comes, and says who keeps them then
@@ -198,9 +193,10 @@ class Keeper:
     @staticmethod
     def _deliver(connection: CopyConnection, copy: SentCopy) -> str:
         """Return why the keeper refuses it; empty: it is whole there. Raises what the connection raises."""
+        limit_s = LIMIT_S + len(copy.content) / SLOWEST_BYTES_S
         for part in (copy.packed(), copy.content):
             connection.send(part)
-            step, length = _ANSWER.unpack(connection.receive(_ANSWER.size))
+            step, length = _ANSWER.unpack(connection.receive(_ANSWER.size, limit_s=limit_s))
             if step != copy.header.step or length > _MOST_REASON_BYTES:
                 raise HostCopyError(f"an answer about step {step} has come to the copy of step {copy.header.step}")
             if length:
@@ -209,13 +205,13 @@ class Keeper:
 
     def cut(self) -> None:
         """Have nothing handed over or taken in any more, before the state of this rank is reported."""
-        if self._links is not None:
-            self._links.cut()
+        if self.links is not None:
+            self.links.cut()
 
     def say(self) -> None:
         """Log, once each, that the copies stay on one node, and that they do not any more. When all ranks are well."""
         if self._trouble and self._trouble != self._said:
-            _log.warning("copies of rank %d are on its own node only: %s", self._runtime.rank, self._trouble)
+            _log.warning("copies of rank %d are on its own node only: %s", self._rank, self._trouble)
         elif self._said and not self._trouble:
-            _log.info("copies of rank %d are with rank %s again", self._runtime.rank, self._keeper)
+            _log.info("copies of rank %d are with rank %s again", self._rank, self._keeper)
         self._said = self._trouble

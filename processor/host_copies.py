@@ -64,7 +64,7 @@ class HostCopies:
         fds = runtime.host_copy_fds
         self._files = [CopyFile(fd) for fd in fds[:FILES]]
         self._guests = GuestCopies(runtime, fds[FILES:], self._check_room)
-        self._keeper = Keeper(runtime, wanted=len(fds) > FILES)
+        self._keeper = Keeper(runtime, None, wanted=False, before=None)
         self._cadence = CopyCadence(runtime.settings.host_copy_every_steps)
         self._beside = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self._most_bytes: int | None = None  # of a node
@@ -91,7 +91,9 @@ class HostCopies:
         for file, step in zip(self._files, self._steps(), strict=True):
             if step != common:
                 file.drop()
-        links = self._keeper.resumed(order)
+        twice = len(self._runtime.host_copy_fds) > FILES
+        self._keeper = Keeper(self._runtime, order, wanted=twice, before=self._keeper)
+        links = self._keeper.links
         self._guests.resumed(common, None if order is None else order.part.copy_guest, links)
         self._agreed = False
         self._cadence.resumed(common if links is None else 0)
