@@ -13,7 +13,7 @@ from ..protocol.types import Rung
 from .display.plain import echo
 from .frame import Command, operator_options, tell
 from .numbers import RANK, duration_s
-from .orders import ASK_S, asker
+from .orders import ASK_S, asker, reason
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 RUNGS = tuple(rung.value for rung in Rung if rung is not Rung.STOP)
@@ -42,18 +42,12 @@ def _lasting_s(context: click.Context, parameter: click.Parameter, given: str) -
 
 def _ask(control: c.Control, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     target = reached(job, controller, token_file)
-    echo(tell(target, ControlRequest(control, asker(target), _reason(why)), ASK_S))
+    echo(tell(target, ControlRequest(control, asker(target), reason(why)), ASK_S))
 
 
 def _leave(node: str, job: str | None, why: str, where: tuple[str | None, Path | None], *, at_once: bool) -> None:
     target = reached(job, *where)
-    echo(tell(target, LeaveNodeRequest(node, asker(target), _reason(why), at_once), ASK_S))
-
-
-def _reason(why: str) -> str:
-    if not why.strip() or len(why) > c.MOST_WHY:
-        raise click.UsageError(f"--why: write the reason, in at most {c.MOST_WHY:,} characters.")
-    return why.strip()
+    echo(tell(target, LeaveNodeRequest(node, asker(target), reason(why), at_once), ASK_S))
 
 
 @click.command("pause", cls=Command)

@@ -5,13 +5,21 @@ from pathlib import Path
 
 import click
 
-from ..controller.endpoints.control_requests import InjectRequest, KillNodeRequest, ReportFaultRequest, Request
+from ..controller.endpoints.control_requests import (
+    ControlRequest,
+    InjectRequest,
+    KillNodeRequest,
+    ReportFaultRequest,
+    Request,
+)
 from ..launch.reached_job import reached
 from ..policies.fault_codes import LevelName, level_named
 from ..protocol import types as t
+from ..protocol.controls import InjectFault
 from .display.plain import echo
 from .frame import Command, operator_options, ranks_on, tell
 from .numbers import DEVICE, PROBABILITY, RANK, STEP
+from .orders import asker, reason, why_option
 
 FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in t.FaultAction)
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
@@ -47,6 +55,7 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
 @click.option("--device", type=DEVICE, metavar="D", help="With --device-fault: a device of --node.")
 @click.option("--recover", is_flag=True, help="With --device-fault: report that it has recovered.")
 @click.option("--once", is_flag=True, help="With --device-fault: report it as a single event, which does not last.")
+@why_option
 @operator_options
 def command(
     *,
@@ -65,6 +74,7 @@ def command(
     device: int | None,
     recover: bool,
     once: bool,
+    why: str | None,
 ) -> None:
     """Cause a fault on purpose, to see the job recover. Without --at it happens now.
 
@@ -116,7 +126,12 @@ def command(
     ranks = ranks_on(target, node, ASK_S) if request is None and node is not None else ()
     of_ranks = (build(each, None, action, point, step, operation=operation, group=group, rate=rate) for each in ranks)
     for each in of_ranks if request is None else (request,):
-        echo(tell(target, each, ASK_S))
+        if why is not None and isinstance(each, InjectRequest):
+            echo(tell(target, ControlRequest(InjectFault(each.fault), asker(target), reason(why)), ASK_S))
+        elif why is not None:
+            raise click.UsageError("--why is for a fault of a rank: --rank R, or --node NAME with --do.")
+        else:
+            echo(tell(target, each, ASK_S))
 
 
 def _require_apart(of_device: bool, *, caused: bool, reported: bool) -> None:

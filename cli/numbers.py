@@ -113,9 +113,12 @@ def node_count(context: click.Context, option: click.Parameter, text: str) -> No
 
 def duration_s(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
     """Make seconds of a number with its unit, as in 90m."""
-    if value is None:
-        return None
-    match = _DURATION.fullmatch(value)
+    return None if value is None else seconds_in(value)
+
+
+def seconds_in(text: str) -> int:
+    """Make seconds of a number with its unit, as in 90m. Raises BadParameter."""
+    match = _DURATION.fullmatch(text)
     if match is None or int(match[1]) == 0:
-        raise click.BadParameter(f"{value!r} is no duration: write a number and s, m, h or d, for example 12h")
+        raise click.BadParameter(f"{text!r} is no duration: write a number and s, m, h or d, for example 12h")
     return int(match[1]) * _UNITS_S[match[2]]

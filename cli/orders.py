@@ -3,12 +3,15 @@
 import getpass
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from ..controller.endpoints import control_requests as requests
 from ..launch.reached_job import HereJob, ReachedJob, reached
+from ..protocol.controls import MOST_WHY, Control, PauseFailover, PromoteController
 from ..protocol.errors import MidstepError
 from ..protocol.incidents import ControllerPhase
 from .display.plain import echo
@@ -19,15 +22,16 @@ ASK_S = 10.0
 LEADS_S = 15.0
 LOOK_S = 0.5  # longer than the old leader takes to leave: what it is asked last gets no answer
 LOOKED_S = 2.0
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.command("stop", cls=Command)
 @click.argument("job", required=False, metavar="[JOB]")
 @click.option(
-    "--why", "--reason", "reason", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your name]"
+    "--why", "--reason", "why", metavar="TEXT", help="Why; it is kept in the job's journal.  [default: your name]"
 )
 @operator_options
-def stop(*, job: str | None, reason: str | None, controller: str | None, token_file: Path | None) -> None:
+def stop(*, job: str | None, why: str | None, controller: str | None, token_file: Path | None) -> None:
     """End a running job: its processes, agents and controller, in order. Its journal, logs and checkpoints stay.
 
     A checkpoint is written first, where that is possible. A second `midstep stop` does not wait for it any more.
@@ -49,7 +53,21 @@ def stop(*, job: str | None, reason: str | None, controller: str | None, token_f
         echo(stop_group(group))
         return
     target = reached(job, controller, token_file)
-    echo(tell(target, requests.StopJobRequest(reason or f"midstep stop by {asker(target)}"), ASK_S))
+    echo(tell(target, requests.StopJobRequest(why or f"midstep stop by {asker(target)}"), ASK_S))
+
+
+def reason(why: str) -> str:
+    """Return the reason that an operator gives. Raises UsageError for none, and for one that is too long."""
+    if not why.strip() or len(why) > MOST_WHY:
+        raise click.UsageError(f"--why: write the reason, in at most {MOST_WHY:,} characters.")
+    return why.strip()
+
+
+def why_option(command: _Command) -> _Command:
+    """Add --why to a command that may go without."""
+    return click.option("--why", metavar="TEXT", help="The reason; with one, the job's journal keeps who asked.")(
+        command
+    )
 
 
 def asker(target: ReachedJob) -> str:
@@ -67,8 +85,9 @@ def _user() -> str:
 @click.command("promote", cls=Command)
 @click.argument("name")
 @click.argument("job", required=False, metavar="[JOB]")
+@why_option
 @operator_options
-def promote(*, name: str, job: str | None, controller: str | None, token_file: Path | None) -> None:
+def promote(*, name: str, job: str | None, why: str | None, controller: str | None, token_file: Path | None) -> None:
     """Let the controller NAME lead, which stands by, for example before its leader's machine is serviced.
 
     The present leader finishes what it writes and stands by itself. A recovery that is under way is continued by NAME.
@@ -84,7 +103,8 @@ def promote(*, name: str, job: str | None, controller: str | None, token_file: P
       midstep promote m1 --controller m0:29400,m1:29400 --token-file admin.token
     """
     target = reached(job, controller, token_file)
-    echo(tell(target, requests.PromoteRequest(name), ASK_S))
+    request = requests.PromoteRequest(name)
+    echo(tell(target, _with_reason(target, request, PromoteController(name), why), ASK_S))
     until_s = time.monotonic() + LEADS_S
     while time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -93,6 +113,11 @@ def promote(*, name: str, job: str | None, controller: str | None, token_file: P
             echo(f"{target.name}: {name} leads in term {term}")
             return
     raise click.ClickException(f"{target.name}: {name} does not lead after {LEADS_S:g} s; `midstep status` says more.")
+
+
+def _with_reason(job: ReachedJob, request: requests.Request, control: Control, why: str | None) -> requests.Request:
+    """Return the request, or, where a reason is given, the control of the same meaning, which the journal keeps."""
+    return request if why is None else requests.ControlRequest(control, asker(job), reason(why))
 
 
 def _term_of(job: ReachedJob, name: str) -> int | None:
@@ -117,8 +142,11 @@ def _term_of(job: ReachedJob, name: str) -> int | None:
     help="For how long, at most 1d: 90s, 10m, 2h. A pause that is forgotten ends by itself.",
 )
 @click.option("--end", is_flag=True, help="End the pause now.")
+@why_option
 @operator_options
-def pause_failover(*, job: str | None, for_s: int, end: bool, controller: str | None, token_file: Path | None) -> None:
+def pause_failover(
+    *, job: str | None, for_s: int, end: bool, why: str | None, controller: str | None, token_file: Path | None
+) -> None:
     """Let no controller that stands by take over, for example while the leader is stopped in a debugger.
 
     Faults of the job are recovered as ever, by the present leader. If that ends meanwhile, training continues without
@@ -134,4 +162,6 @@ def pause_failover(*, job: str | None, for_s: int, end: bool, controller: str | 
     """
     if for_s > requests.MOST_PAUSED_S:
         raise click.UsageError(f"--for: at most {requests.MOST_PAUSED_S // 3600} hours")
-    echo(tell(reached(job, controller, token_file), requests.PauseFailoverRequest(0 if end else for_s), ASK_S))
+    target, lasts_s = reached(job, controller, token_file), 0 if end else for_s
+    request = requests.PauseFailoverRequest(lasts_s)
+    echo(tell(target, _with_reason(target, request, PauseFailover(lasts_s), why), ASK_S))

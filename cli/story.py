@@ -47,6 +47,7 @@ FIELDS = (
     "exit_code",
     "rung",
     "for_s",
+    "controller",
     "by",
     "role",
     "why",

@@ -10,11 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from .bounds import Count, Name, Rank, Seconds
-from .types import Rung
+from .types import ArmedFault, Rung
 
 MOST_S = 86_400.0 * 7
 MOST_RECORDS = 100  # the latest are kept in the status; the journal has all
 MOST_WHY = 1000  # characters
+
+MOST_FAILOVER_S = 86_400
 
 Duration = Annotated[float, Meta(gt=0, le=MOST_S)]
 Why = Annotated[str, Meta(min_length=1, max_length=MOST_WHY)]
@@ -113,8 +115,53 @@ class Acknowledge(msgspec.Struct, frozen=True, tag=True):
         return "acknowledge"
 
 
+class InjectFault(msgspec.Struct, frozen=True, tag=True):
+    """Cause a fault in a rank."""
+
+    fault: ArmedFault
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"cause a fault: {self.fault.action} rank {self.fault.rank}"
+
+
+class PromoteController(msgspec.Struct, frozen=True, tag=True):
+    """Let another controller, which stands by, lead."""
+
+    controller: Name
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"let controller {self.controller} lead"
+
+
+class PauseFailover(msgspec.Struct, frozen=True, tag=True):
+    """Let no standby take over for so many seconds; 0: end the pause."""
+
+    for_s: Annotated[int, Meta(ge=0, le=MOST_FAILOVER_S)]
+
+    @property
+    def what(self) -> str:
+        """Say what is asked for."""
+        return f"let no standby take over for {self.for_s} s" if self.for_s else "let standbys take over again"
+
+
+LeadControl = PromoteController | PauseFailover
+"""For the controllers to do, and not for the job: it has their record only. It takes the role of an admin."""
 Control = (
-    PauseTraining | EndPause | SaveNow | RestartRank | ReleaseNode | ForbidRung | ForceRung | AllowRungs | Acknowledge
+    PauseTraining
+    | EndPause
+    | SaveNow
+    | RestartRank
+    | ReleaseNode
+    | ForbidRung
+    | ForceRung
+    | AllowRungs
+    | Acknowledge
+    | InjectFault
+    | LeadControl
 )
 
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import msgspec
 
 from ...protocol.bounds import Count, Name, Text
-from ...protocol.controls import Control, Why
+from ...protocol.controls import MOST_FAILOVER_S, Control, LeadControl, Why
 from ...protocol.errors import MidstepError
 from ...protocol.identities import Role
 from ...protocol.incidents import ControllerPhase, Incident, JobStatus
 from ...protocol.types import ArmedFault, FaultReport
 
-MOST_PAUSED_S = 86_400
+MOST_PAUSED_S = MOST_FAILOVER_S
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
@@ -200,9 +200,15 @@ RIGHTS: dict[type[Request], Right] = {
 }
 
 
+def right_of(request: Request) -> Right:
+    """Return what a request takes. A control of the lead takes more than the others."""
+    leads = isinstance(request, ControlRequest) and isinstance(request.control, LeadControl)
+    return Right(Role.ADMIN, "say which controller leads") if leads else RIGHTS[type(request)]
+
+
 def refusal_of(role: Role, request: Request) -> Refused | None:
     """Return why a role may not ask for this, with the role that may; None if it may."""
-    right = RIGHTS[type(request)]
+    right = right_of(request)
     if role.covers(right.role):
         return None
     return Refused(

@@ -15,7 +15,16 @@ import msgspec
 
 from ...protocol.identities import Role, role_of
 from ...protocol.transport import Received
-from .control_requests import RIGHTS, IncidentsRequest, Refused, Reply, Request, StatusRequest, StoryRequest, refusal_of
+from .control_requests import (
+    IncidentsRequest,
+    Refused,
+    Reply,
+    Request,
+    StatusRequest,
+    StoryRequest,
+    refusal_of,
+    right_of,
+)
 from .local_sockets import ControlServer
 
 MOST_WAITING = 32  # requests of each role
@@ -113,12 +122,12 @@ class RemoteOperators:
             return
         refused = refusal_of(role, request)
         if refused is not None:
-            self._refuse(asker, role, f"{role} may not {RIGHTS[type(request)].does}", refused)
+            self._refuse(asker, role, f"{role} may not {right_of(request).does}", refused)
         elif len(self._waiting[role]) >= MOST_WAITING:
             self._refuse(asker, role, "too many requests", Refused("too many requests wait; try again in some seconds"))
         else:
             if not isinstance(request, _READS):
-                _log.info("an operator with the role %s asks to %s", role, RIGHTS[type(request)].does)
+                _log.info("an operator with the role %s asks to %s", role, right_of(request).does)
             self._waiting[role].append((received.identity, request))
 
     def _refuse(self, asker: RemoteAsker, role: Role, reason: str, refused: Refused) -> None:

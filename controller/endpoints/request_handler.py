@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...protocol.controls import Asked
+from ...protocol.controls import Asked, LeadControl, PromoteController
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
 from ...protocol.types import OPERATOR, ArmedFault, Assertion, FaultKind, FaultLevel, FaultReport, JobSpec
@@ -136,8 +136,7 @@ class RequestHandler:
             return None
         return Refused(f"there is no rank {rank}: the job has ranks 0 to {self._job.world_size - 1}")
 
-    @staticmethod
-    def answer(event: Journaled, actions: list[Action]) -> Reply:
+    def answer(self, event: Journaled, actions: list[Action]) -> Reply:
         """Return the answer to the request that became `event`, now that it is durable and handled."""
         receivers = ", ".join(dict.fromkeys(action.receiver for action in actions if isinstance(action, Send)))
         if isinstance(event, InjectRequested):
@@ -159,7 +158,17 @@ class RequestHandler:
             follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
             return Accepted(f"{describe_report(event.report)}; {follows}")
         told = [action for action in actions if isinstance(action, ControlAnswered)]
-        return _answer_of_control(told) if isinstance(event, ControlRequested) else Accepted("the job is being stopped")
+        if not isinstance(event, ControlRequested):
+            return Accepted("the job is being stopped")
+        if told and isinstance(event.control, LeadControl):
+            return self._lead.answer(_about_lead(event.control))
+        return _answer_of_control(told)
+
+
+def _about_lead(control: LeadControl) -> PromoteRequest | PauseFailoverRequest:
+    if isinstance(control, PromoteController):
+        return PromoteRequest(control.controller)
+    return PauseFailoverRequest(control.for_s)
 
 
 def _answer_of_control(told: list[ControlAnswered]) -> Reply:

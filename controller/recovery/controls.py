@@ -234,6 +234,16 @@ def _in_force(state: JobState) -> tuple[c.RungOrder, ...]:
     return tuple(each for each in state.controls.rungs if state.now < each.until_s)
 
 
+def _inject(state: JobState, control: c.InjectFault, asked: c.Asked) -> Answered:
+    if state.world.holder(control.fault.rank) is None or state.phase is Phase.WAITING:
+        return Answered(f"rank {control.fault.rank} has no process: see `midstep status`", refused=True)
+    return Answered("the fault is on its way", [do.CauseFault(control.fault)])
+
+
+def _lead(state: JobState, control: c.LeadControl, asked: c.Asked) -> Answered:
+    return Answered("handed to the controllers")
+
+
 def _acknowledge(state: JobState, control: c.Acknowledge, asked: c.Asked) -> Answered:
     return Answered("noted")
 
@@ -248,6 +258,9 @@ _CONTROLS: dict[type, Callable[[JobState, Any, c.Asked], Answered]] = {
     c.ForceRung: _force,
     c.AllowRungs: _allow,
     c.Acknowledge: _acknowledge,
+    c.InjectFault: _inject,
+    c.PromoteController: _lead,
+    c.PauseFailover: _lead,
 }
 
 CONTROLS = Topic(

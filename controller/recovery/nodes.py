@@ -324,8 +324,12 @@ def _check_order(state: JobState, each: Check, name: str) -> m.CheckNode:
 
 
 def _on_inject_requested(state: JobState, event: InjectRequested) -> Recs:
+    return _cause(state, do.CauseFault(event.fault))
+
+
+def _cause(state: JobState, rec: do.CauseFault) -> Recs:
     """Hand a fault to the agent or process that can cause it."""
-    fault, holder = event.fault, state.world.holder(event.fault.rank)
+    fault, holder = rec.fault, state.world.holder(rec.fault.rank)
     if holder is None:
         state.ignore("fault for a rank that is not there")
     elif fault.point is None and fault.action is FaultAction.KILL_NODE:
@@ -380,6 +384,6 @@ NODES = Topic(
         Row(tuple(phase for phase in ALIVE if phase is not Phase.WAITING), InjectRequested, _on_inject_requested),
         Row(ALIVE, KillNodeRequested, _on_kill_node_requested),
     ),
-    answers={do.UseAgain: _use_again},
+    answers={do.UseAgain: _use_again, do.CauseFault: _cause},
     owes=_owes,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.messages import Command
-from ...protocol.types import FaultReport, Rung, RunningProcess
+from ...protocol.types import ArmedFault, FaultReport, Rung, RunningProcess
 from .state import JobState, Phase, PlannedChange, Reschedule, Resize, Result
 from .world import Holder
 
@@ -255,6 +255,12 @@ class HoldRanks(Recommendation, frozen=True):
 
 class EndHold(Recommendation, frozen=True):
     """The ranks are not to be held any more, if they are yet: all train on."""
+
+
+class CauseFault(Recommendation, frozen=True):
+    """An operator wants a fault in a rank that has a node."""
+
+    fault: ArmedFault
 
 
 class WishDone(Recommendation, frozen=True):

@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from midstep.cli.views.report_text import summary_line
-from midstep.controller.endpoints.control_requests import Accepted, LeaveNodeRequest, Refused
+from midstep.controller.endpoints.control_requests import (
+    Accepted,
+    ControlRequest,
+    LeaveNodeRequest,
+    PauseFailoverRequest,
+    PromoteRequest,
+    Refused,
+    refusal_of,
+)
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.recovery.events import ControlAnswered, ControllerStarted, ControlRequested, StopRequested
 from midstep.controller.recovery.state import Phase
@@ -14,9 +22,10 @@ from midstep.controller.recovery.world import NodeState
 from midstep.controller.switchover import Switchover
 from midstep.policies.schema import Policy
 from midstep.protocol import controls as c
+from midstep.protocol.identities import Role
 from midstep.protocol.incidents import Outcome
-from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, SaveCheckpoint, StartProcess
-from midstep.protocol.types import RestoreSource, Rung
+from midstep.protocol.messages import ArmFault, FaultReported, Quiesce, Rejoin, SaveCheckpoint, StartProcess
+from midstep.protocol.types import ArmedFault, FaultAction, RestoreSource, Rung
 from midstep.testing.fake_cluster import FakeCluster, job, only
 
 from .test_draining import BOUNDARY, stopped
@@ -314,5 +323,37 @@ def test_the_latest_controls_are_kept(cluster: FakeCluster) -> None:
 def test_an_operator_is_answered_with_what_follows(cluster: FakeCluster) -> None:
     event = ControlRequested(c.Acknowledge(), ASKED)
     actions = cluster.machine.handle(event, cluster.now)
-    assert RequestHandler.answer(event, actions) == Accepted("noted")
-    assert isinstance(RequestHandler.answer(event, []), Refused)
+    handler = RequestHandler(job(), Switchover())
+    assert handler.answer(event, actions) == Accepted("noted")
+    assert isinstance(handler.answer(event, []), Refused)
+
+
+def test_a_fault_that_an_operator_wants_is_caused_and_written_down(cluster: FakeCluster) -> None:
+    sent = only(ask(cluster, c.InjectFault(ArmedFault(1, FaultAction.KILL))), ArmFault)
+    assert sent == [ArmFault(ArmedFault(1, FaultAction.KILL))]
+    (record,) = cluster.machine.status(cluster.now).controls.records
+    assert (record.asked, record.what) == (ASKED, "cause a fault: kill rank 1")
+    assert ask(cluster, c.InjectFault(ArmedFault(99, FaultAction.KILL))) == []
+    assert answered(cluster) == ("rank 99 has no process: see `midstep status`", True)
+
+
+@pytest.mark.parametrize("control", [c.PromoteController("m1"), c.PauseFailover(60)])
+def test_what_is_for_the_controllers_to_do_is_written_down_and_left_to_them(
+    cluster: FakeCluster, control: c.LeadControl
+) -> None:
+    """It takes an admin, and the machine does nothing about it; a replay asks nobody a second time."""
+    asked = list[object]()
+
+    class Lead:
+        def answer(self, request: object) -> Accepted:
+            asked.append(request)
+            return Accepted("done")
+
+    actions = cluster.machine.handle(event := ControlRequested(control, ASKED), cluster.now)
+    assert asked == []
+    assert RequestHandler(job(), Lead()).answer(event, actions) == Accepted("done")
+    assert asked == [PromoteRequest("m1") if isinstance(control, c.PromoteController) else PauseFailoverRequest(60)]
+    assert cluster.machine.status(cluster.now).controls.records[0].what == control.what
+    request = ControlRequest(control, "ann", "her machine is serviced")
+    assert refusal_of(Role.OPERATOR, request) is not None
+    assert refusal_of(Role.ADMIN, request) is None
