@@ -13,6 +13,7 @@ import click
 from ...controller.endpoints.metrics_server import is_loopback
 from ...launch.reached_job import CONTROLLER_VARIABLE
 from ...protocol.errors import ConfigurationError
+from ...protocol.identities import Role
 from ...protocol.own_programs import own_program
 from ...protocol.token import without_token
 from .command import host_and_port, require_server
@@ -32,8 +33,10 @@ def page_option(command: _Command) -> _Command:
 
 
 @contextlib.contextmanager
-def page_beside(directory: Path, listen: str | None) -> Iterator[None]:
+def page_beside(directory: Path, listen: str | None, role: Role = Role.VIEWER) -> Iterator[None]:
     """Serve the page of a job from a process that ends with this one; no page without `listen`.
+
+    `role`: whose buttons those have who open the address that is printed.
 
     Raises ConfigurationError for a place beyond this machine.
     """
@@ -42,7 +45,7 @@ def page_beside(directory: Path, listen: str | None) -> Iterator[None]:
         return
     environment = without_token(os.environ)
     environment.pop(CONTROLLER_VARIABLE, None)  # of a job elsewhere
-    words = [*own_program("midstep.cli.main"), "page", str(directory), "--listen", listen]
+    words = [*own_program("midstep.cli.main"), "page", str(directory), "--listen", listen, "--role", role]
     with subprocess.Popen(
         [*words, "--until-input-ends"],
         stdin=subprocess.PIPE,

@@ -60,7 +60,7 @@ class Press(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Button(msgspec.Struct, frozen=True):
-    """One control. `says`: what will happen; `{...}` in it is a value. `paused`: only then, or only else; None: both."""
+    """One control. `says`: what will happen, with the node or rank in braces. `paused`: only then, or only else."""
 
     name: str
     label: str
@@ -157,8 +157,8 @@ BUTTONS = (
         "pause",
         "Pause",
         Place.JOB,
-        "All ranks stop at a step boundary about a second ahead. They keep their processes and devices, repeat no step, "
-        "and train on when the time is over, or when somebody has them resume.",
+        "All ranks stop at a step boundary about a second ahead. They keep their processes and devices, repeat no "
+        "step, and train on when the time is over, or when somebody has them resume.",
         _control(lambda values: c.PauseTraining(_lasting_s(values))),
         (_FOR,),
         paused=False,
@@ -244,7 +244,7 @@ BUTTONS = (
         "restart",
         "Restart",
         Place.RANK,
-        "Rank {rank} gets another process on its node, at a step boundary. No step is repeated, and no budget is spent.",
+        "Rank {rank} gets another process on its node, at a step boundary. No step is repeated, no budget is spent.",
         _control(lambda values: c.RestartRank(_rank(values))),
     ),
     Button(

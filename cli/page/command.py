@@ -2,11 +2,13 @@
 
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -17,15 +19,28 @@ from ...policies.files import load_policy, render
 from ...processor.checkpoints.entries import look_into
 from ...processor.checkpoints.files import step_directory
 from ...protocol.errors import CheckpointError, ConfigurationError, MidstepError
+from ...protocol.identities import Role
 from ...protocol.private_files import read_secret
 from ..display.plain import echo, log_to_stderr
 from ..frame import Command, operator_options
+from ..orders import ASK_S
 from .sections import Checkpoint, Looked
 from .sentence import sentence
 
 LISTEN = "127.0.0.1:9410"
 NICENESS = 10  # a recovery gets the processor first
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 CHECKPOINT_S = 10.0  # between two looks into its directory, which may be on a file server
+
+
+def token_of(role: Role) -> Callable[[_Command], _Command]:
+    """Add the option with the token of those who have a role's buttons."""
+    return click.option(
+        f"--{role}s-token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=f"The file (mode 600) with what is to be typed in for the buttons of the role {role}.",
+    )
 
 
 @click.command("page", cls=Command)
@@ -42,6 +57,15 @@ CHECKPOINT_S = 10.0  # between two looks into its directory, which may be on a f
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="The file (mode 600) with what a viewer has to type in.",
+)
+@token_of(Role.OPERATOR)
+@token_of(Role.ADMIN)
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    default=Role.VIEWER.value,
+    show_default=True,
+    help="Print an address with a key in it: who opens that has the buttons of this role. Keep it to yourself.",
 )
 @click.option(
     "--tls-certificate",
@@ -60,6 +84,9 @@ def page(
     listen: str,
     until_input_ends: bool,
     viewers_token_file: Path | None,
+    operators_token_file: Path | None,
+    admins_token_file: Path | None,
+    role: str,
     tls_certificate: Path | None,
     tls_key: Path | None,
     controller: str | None,
@@ -67,13 +94,17 @@ def page(
 ) -> None:
     """Serve a page that shows how a job stands, until Ctrl-C: what `midstep status` and `midstep report` say, live.
 
-    It only looks, as a process of its own: it asks the controller once a second, and not at all while no page is open.
+    It is a process of its own: it asks the controller once a second, and not at all while no page is open. It has
+    buttons for those who bring the token of an operator or an admin, or open the address that --role prints; for all
+    others it only shows.
+
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. JOB/ROLE is one
     role of a job of several. With --controller it is the job's whole name, and a token of any role will do.
 
     \b
     Examples:
       midstep page                    the latest job, at http://127.0.0.1:9410/
+      midstep page --role operator    with buttons
       midstep page gpt --listen :0
       midstep page --controller m0:29400 --token-file viewer.token
       midstep page --listen 10.0.0.5:9410 --viewers-token-file page.token --tls-certificate c.pem --tls-key k.pem
@@ -83,20 +114,35 @@ def page(
 
     log_to_stderr(logging.WARNING, "midstep page: %(message)s")
     host, port = host_and_port(listen)
-    token = "" if viewers_token_file is None else read_secret(viewers_token_file)
-    _require_safe(listen, host, token, tls_certificate, tls_key)
-    look_at = looker(reached(job, controller, token_file))
+    files = {Role.VIEWER: viewers_token_file, Role.OPERATOR: operators_token_file, Role.ADMIN: admins_token_file}
+    tokens = {each: read_secret(file) for each, file in files.items() if file is not None}
+    _require_safe(listen, host, tokens, tls_certificate, tls_key)
+    target = reached(job, controller, token_file)
+    _require_reach(target, {*tokens, Role(role)})
+    look_at = looker(target)
     first = look_at()  # a wrong name or token is said now, and not to a browser
-    place = server.PagePlace(host, port, token, _text(tls_certificate), _text(tls_key))
+    key = "" if role == Role.VIEWER else secrets.token_urlsafe(24)
+    others = [each for each in tokens.items() if each[0] is not Role.VIEWER] + ([(Role(role), key)] if key else [])
+    place = server.PagePlace(
+        host,
+        port,
+        tokens.get(Role.VIEWER, ""),
+        _text(tls_certificate),
+        _text(tls_key),
+        others=tuple(others),
+        closed=not is_loopback(host),
+    )
     with server.listening(place) as listener:
         said = sentence(first.status, first.note)
         if not until_input_ends:
             echo(f"{first.status.job}: {said.text}")
-        echo(
-            f"the page is at {server.address(place, listener)} until {'the job ends' if until_input_ends else 'Ctrl-C'}"
-        )
+        at = server.address(place, listener)
+        echo(f"the page is at {at} until {'the job ends' if until_input_ends else 'Ctrl-C'}")
+        if key:
+            echo(f"with the buttons of {'an' if role[0] in 'ao' else 'a'} {role}: {at}login#{key}")
         os.nice(NICENESS)
-        server.serve(look_at, place, listener, _input_ends() if until_input_ends else None)
+        until = _input_ends() if until_input_ends else None
+        server.serve(look_at, place, listener, until, lambda request: target.ask(request, ASK_S))
 
 
 def _input_ends() -> threading.Event:
@@ -134,19 +180,34 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _require_safe(listen: str, host: str, token: str, certificate: Path | None, key: Path | None) -> None:
+def _require_reach(target: ReachedJob, roles: set[Role]) -> None:
+    """Refuse buttons that the page's own token has no right to. Raises ConfigurationError."""
+    if isinstance(target, HereJob):
+        return
+    beyond = [role for role in roles if not target.token.role.covers(role)]
+    if beyond:
+        most = max(beyond, key=list(Role).index)
+        raise ConfigurationError(
+            f"the page itself comes with a token of the role {target.token.role}, so nobody can be {most} on it. "
+            f"Start it with a --token-file of that role (`midstep token --role {most}`)."
+        )
+
+
+def _require_safe(listen: str, host: str, tokens: dict[Role, str], certificate: Path | None, key: Path | None) -> None:
     """Refuse a page that strangers could read. Raises ConfigurationError."""
     if (certificate is None) != (key is None):
         raise ConfigurationError("--tls-certificate and --tls-key go together: give both files.")
     for file in (certificate, key):
         if file is not None and not os.access(file, os.R_OK):
             raise ConfigurationError(f"{file}: it cannot be read. Name a PEM file that you may read.")
+    if len(set(tokens.values())) < len(tokens):
+        raise ConfigurationError("each role has to have a token of its own: two of the files are the same.")
     if is_loopback(host):
         return
-    if not token or certificate is None:
+    if not tokens or certificate is None:
         raise ConfigurationError(
             f"--listen {listen}: others than this machine would read the page. Listen at 127.0.0.1 and come by "
-            "`ssh -L`, or give --viewers-token-file, --tls-certificate and --tls-key."
+            "`ssh -L`, or give --viewers-token-file, or that of another role, --tls-certificate and --tls-key."
         )
 
 

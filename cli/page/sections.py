@@ -14,6 +14,7 @@ from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import StandbyDepth
 from ...protocol.wording import numbers_text
 from ..views.causes import cause_line, level_text, place_text, report_groups
+from ..views.controls_text import record_text, standing
 from ..views.incident_data import time_json
 from ..views.report_text import outcome_line
 from ..views.time_text import MEANING
@@ -25,6 +26,7 @@ MOST_INCIDENTS = 100
 MOST_FAULTS = 50
 MOST_CAUSES = 12
 MOST_REASONS = 20
+MOST_RECORDS = 30
 _OUTPUT_LINES = 12
 _Value = TypeVar("_Value")
 
@@ -68,6 +70,7 @@ class SectionWriter:
             },
             "incident": next((_incident(each, status.at_s) for each in told if each.outcome is Outcome.OPEN), None),
             "control": _control(status),
+            "operators": _operators(status),
             "reserves": _reserves(looked),
             "policy": {"text": looked.policy},
         }
@@ -292,6 +295,16 @@ def _control(status: JobStatus) -> dict[str, Any]:
             for each in status.controllers
         ],
         "refused": [[cell(reason), status.refused[reason]] for reason in sorted(status.refused)],
+    }
+
+
+def _operators(status: JobStatus) -> dict[str, Any]:
+    records = status.controls.records[-MOST_RECORDS:]
+    return {
+        "paused": status.controls.pause is not None,
+        "standing": list(standing(status)),
+        "records": [record_text(each) for each in reversed(records)],
+        "earlier": status.controls.counted - len(records),
     }
 
 

@@ -1,4 +1,4 @@
-"""Serves the page: its files, the stream of what changes, and the login where there is a token.
+"""Serves the page: its files, the stream of what changes, the login where there is a token, and the buttons.
 
 Files are read at the start, and nothing else of the machine can be asked for. All answers carry a policy for the
 browser that lets it load and run nothing but these files. A connection is worth little: there is a limit of them, one
@@ -7,8 +7,6 @@ that asks for nothing is closed, and so is one that does not read.
 
 import asyncio
 import contextlib
-import hmac
-import secrets
 import socket
 import threading
 import time
@@ -26,19 +24,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ...protocol.errors import ConfigurationError
+from ...controller.endpoints.control_requests import Accepted, Refused, Reply
+from ...controller.endpoints.control_requests import Request as OperatorRequest
+from ...protocol.errors import ConfigurationError, MidstepError
+from ...protocol.identities import Role
+from .buttons import Press, WrongPress, request_of, told_buttons
 from .live import LiveJob
 from .sections import Looked, node_data
+from .sessions import COOKIE, SESSION_S, Session, Sessions, is_own
 
 MOST_CONNECTIONS = 128
 SILENT_S = 10.0  # a connection that has not asked for anything
 SLOW_S = 10.0  # one that does not read what it is sent
-SESSION_S = 12 * 3600.0
-MOST_SESSIONS = 64
-MOST_TRIES, TRIES_S = 5, 60.0  # wrong tokens, from all places together
-MOST_LOGIN_BYTES = 8192
-COOKIE = "midstep_page"
+MOST_LOGIN_BYTES = MOST_PRESS_BYTES = 8192
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+Ask = Callable[[OperatorRequest], Reply]
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -52,47 +52,34 @@ _HEADERS = {
 
 
 class PagePlace(msgspec.Struct, frozen=True):
-    """Where the page is served. `token`: what a viewer has to bring; empty: nothing, and on this machine only."""
+    """Where the page is served. `token`: what a viewer has to bring. `others`: that of roles with buttons.
+
+    `closed`: nobody sees it without a token; without that and without `token` all of this machine do.
+    """
 
     host: str
     port: int
     token: str = ""
     certificate: str = ""
     key: str = ""
+    others: tuple[tuple[Role, str], ...] = ()
+    closed: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """True when to see it takes no token."""
+        return not self.token and not self.closed
+
+    @property
+    def tokens(self) -> tuple[tuple[Role, str], ...]:
+        """The tokens of all roles, the least first."""
+        viewers = ((Role.VIEWER, self.token),) if self.token else ()
+        return (*viewers, *sorted(self.others, key=lambda each: list(Role).index(each[0])))
 
     @property
     def is_secure(self) -> bool:
         """True when connections are encrypted."""
         return bool(self.certificate)
-
-
-class Sessions:
-    """Viewers that have brought the token, by what their cookie says, and how often a wrong one was brought."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-        self._until_s: dict[str, float] = {}
-        self._tries_s: list[float] = []
-
-    def open(self, token: str, now: float) -> str | None:
-        """Return the cookie of a new session, or None for a wrong token."""
-        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token.encode()):
-            self._tries_s.append(now)
-            return None
-        cookie = secrets.token_urlsafe(32)
-        while len(self._until_s) >= MOST_SESSIONS:
-            del self._until_s[next(iter(self._until_s))]
-        self._until_s[cookie] = now + SESSION_S
-        return cookie
-
-    def may_try(self, now: float) -> bool:
-        """Tell whether a token is looked at now."""
-        self._tries_s = [each for each in self._tries_s if now - each < TRIES_S]
-        return len(self._tries_s) < MOST_TRIES
-
-    def holds(self, cookie: str, now: float) -> bool:
-        """Tell whether a cookie is one of a session that lasts."""
-        return not self._token or self._until_s.get(cookie, 0.0) > now
 
 
 class BoundedProtocol(H11Protocol):
@@ -200,11 +187,13 @@ async def _gone(receive: Receive) -> None:
 
 
 class Page:
-    """Answers requests: the files, the stream, the login, and one node at a time."""
+    """Answers requests: the files, the stream, the login, one node at a time, and a press of a button."""
 
-    def __init__(self, job: LiveJob, place: PagePlace) -> None:
-        self.job, self._place = job, place
-        self._sessions = Sessions(place.token)
+    def __init__(self, job: LiveJob, place: PagePlace, ask: Ask | None = None) -> None:
+        """`ask` asks the controller, in a thread; None: there are no buttons."""
+        self.job, self._place, self._ask = job, place, ask
+        self._sessions = Sessions(place.tokens, is_open=place.is_open)
+        self._asking = asyncio.Lock()
         folder = resources.files(__package__) / "static"
         self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.endswith(tuple(_TYPES))}
 
@@ -215,9 +204,11 @@ class Page:
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/events", EventStream(self)),
             Route("/node", self._node),
+            Route("/buttons", self._buttons),
+            Route("/press", self._press, methods=["POST"]),
             Route("/static/{name}", self._static),
         ]
-        names = frozenset() if self._place.token else frozenset({*LOOPBACK_NAMES, _in_address(self._place.host)})
+        names = frozenset({*LOOPBACK_NAMES, _in_address(self._place.host)}) if self._place.is_open else frozenset()
         return Guard(Starlette(routes=routes, lifespan=self._lifespan), names)
 
     def admits(self, request: Request) -> bool:
@@ -247,15 +238,55 @@ class Page:
         data = None if status is None else node_data(status, request.query_params.get("name", ""))
         return JSONResponse(data, 404 if data is None else 200)
 
+    async def _buttons(self, request: Request) -> Response:
+        if not self.admits(request):
+            return PlainTextResponse("log in first\n", 401)
+        session = self._session(request)
+        role = Role.VIEWER if session is None or self._ask is None else session.role
+        proof = "" if session is None else session.proof
+        answer = {"role": str(role), "proof": proof, "login": session is None and self._sessions.asks}
+        return JSONResponse({**answer, "buttons": told_buttons(role)})
+
+    def _session(self, request: Request) -> Session | None:
+        return self._sessions.session(request.cookies.get(COOKIE, ""), time.monotonic())
+
+    async def _press(self, request: Request) -> Response:
+        """Ask the controller for what a button stands for, if this session may, and the page itself has sent it."""
+        session, ask = self._session(request), self._ask
+        if session is None or session.role is Role.VIEWER or ask is None:
+            return _told("viewers have no buttons: log in with the token of another role", 403)
+        if not is_own(request.headers, request.url.scheme, session):
+            return _told("only the page itself presses its buttons: open it again", 403)
+        if not self._sessions.may_press(time.monotonic()):
+            return _told("too many presses: wait some seconds", 429)
+        try:
+            asked = request_of(await _press_in(request), session.role)
+        except (msgspec.MsgspecError, WrongPress, UnicodeError) as error:
+            return _told(f"nothing was done: {error}", 400)
+        except PermissionError as error:
+            return _told(str(error), 403)
+        return await self._asked(ask, asked)
+
+    async def _asked(self, ask: Ask, request: OperatorRequest) -> Response:
+        try:
+            async with self._asking:
+                reply = await asyncio.to_thread(ask, request)
+        except MidstepError as error:
+            return _told(str(error), 502)
+        if isinstance(reply, Accepted):
+            return _told(reply.text, 200)
+        return _told(reply.reason if isinstance(reply, Refused) else "the answer does not fit the request", 409)
+
     async def _login(self, request: Request) -> Response:
         now = time.monotonic()
-        if request.method == "GET" or not self._place.token:
-            return self._file("login.html") if self._place.token else RedirectResponse("/", 303)
+        if request.method == "GET" or not self._sessions.asks:
+            return self._file("login.html") if self._sessions.asks else RedirectResponse("/", 303)
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
             return PlainTextResponse("log in at the page itself\n", 403)
         if not self._sessions.may_try(now):
             return PlainTextResponse("too many wrong tokens: wait a minute\n", 429)
-        cookie = self._sessions.open(await _typed_token(request), now)
+        body = await _body(request, MOST_LOGIN_BYTES)
+        cookie = self._sessions.open(_typed_token(body or b""), now)
         if cookie is None:
             return self._file("refused.html", 403)
         answer = RedirectResponse("/", 303)
@@ -269,14 +300,31 @@ class Page:
         return Response(self._files[name], status, media_type=kind)
 
 
-async def _typed_token(request: Request) -> str:
-    """Return what was typed into the form; empty where it is none."""
+async def _body(request: Request, most: int) -> bytes | None:
+    """Return what was sent; None: too much."""
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > MOST_LOGIN_BYTES:
-            return ""
+        if len(body) > most:
+            return None
+    return body
+
+
+async def _press_in(request: Request) -> Press:
+    """Return what the page's script has sent. Raises WrongPress, MsgspecError."""
+    body = await _body(request, MOST_PRESS_BYTES)
+    if body is None or request.headers.get("content-type") != "application/json":
+        raise WrongPress("that is no press of a button")
+    return msgspec.json.decode(body, type=Press)
+
+
+def _typed_token(body: bytes) -> str:
+    """Return what was typed into the form; empty where it is none."""
     return "".join(parse_qs(body.decode("utf-8", "replace"), max_num_fields=4).get("token", [])[:1]).strip()
+
+
+def _told(text: str, status: int) -> Response:
+    return JSONResponse({"text": text}, status)
 
 
 def listening(place: PagePlace) -> socket.socket:
@@ -319,14 +367,18 @@ class PageServer(uvicorn.Server):
 
 
 def serve(
-    look: Callable[[], Looked], place: PagePlace, listener: socket.socket, until: threading.Event | None = None
+    look: Callable[[], Looked],
+    place: PagePlace,
+    listener: socket.socket,
+    until: threading.Event | None = None,
+    ask: Ask | None = None,
 ) -> None:
-    """Serve the page of a job until a signal ends it, or `until` is set."""
+    """Serve the page of a job until a signal ends it, or `until` is set. `ask`: what buttons ask the controller by."""
 
     async def run() -> None:
         job = LiveJob(look)
         config = uvicorn.Config(
-            Page(job, place).app(),
+            Page(job, place, ask).app(),
             http=BoundedProtocol,
             ws="none",
             loop="asyncio",

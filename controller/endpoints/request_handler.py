@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...protocol.controls import Asked, LeadControl, PromoteController
+from ...protocol.controls import Asked, Control, PauseFailover, PromoteController
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
 from ...protocol.types import OPERATOR, ArmedFault, Assertion, FaultKind, FaultLevel, FaultReport, JobSpec
@@ -157,24 +157,20 @@ class RequestHandler:
         if isinstance(event, FaultReported):
             follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
             return Accepted(f"{describe_report(event.report)}; {follows}")
-        told = [action for action in actions if isinstance(action, ControlAnswered)]
         if not isinstance(event, ControlRequested):
             return Accepted("the job is being stopped")
-        if told and isinstance(event.control, LeadControl):
-            return self._lead.answer(_about_lead(event.control))
-        return _answer_of_control(told)
+        return self._answer_of_control(
+            event.control, [action for action in actions if isinstance(action, ControlAnswered)]
+        )
 
-
-def _about_lead(control: LeadControl) -> PromoteRequest | PauseFailoverRequest:
-    if isinstance(control, PromoteController):
-        return PromoteRequest(control.controller)
-    return PauseFailoverRequest(control.for_s)
-
-
-def _answer_of_control(told: list[ControlAnswered]) -> Reply:
-    if not told:
-        return Refused("the job has ended")
-    return Refused(told[0].text) if told[0].refused else Accepted(told[0].text)
+    def _answer_of_control(self, control: Control, told: list[ControlAnswered]) -> Reply:
+        if not told:
+            return Refused("the job has ended")
+        if isinstance(control, PromoteController):
+            return self._lead.answer(PromoteRequest(control.controller))
+        if isinstance(control, PauseFailover):
+            return self._lead.answer(PauseFailoverRequest(control.for_s))
+        return Refused(told[0].text) if told[0].refused else Accepted(told[0].text)
 
 
 def _leaving(request: LeaveNodeRequest, role: str) -> FaultReport:

@@ -6,9 +6,21 @@ import time
 
 import pytest
 
-from midstep.cli.page import live, server
+from midstep.cli.page import live, server, sessions
 
-from ..contract.served_page import PATIENCE_S, TOKEN, Looks, ends, get, heard, serving, watching
+from ..contract.served_page import (
+    PATIENCE_S,
+    ROLES,
+    TOKEN,
+    Asks,
+    Browser,
+    Looks,
+    ends,
+    get,
+    heard,
+    serving,
+    watching,
+)
 from .attack import attack
 
 
@@ -49,8 +61,8 @@ def test_a_site_that_leads_its_name_to_this_machine_is_refused() -> None:
 )
 def test_tokens_cannot_be_tried_without_end() -> None:
     with serving(Looks(), TOKEN) as port:
-        told = [get(port, "/login", "POST", "token=wrong")[0] for _ in range(server.MOST_TRIES + 1)]
-        assert told == [403] * server.MOST_TRIES + [429]
+        told = [get(port, "/login", "POST", "token=wrong")[0] for _ in range(sessions.MOST_TRIES + 1)]
+        assert told == [403] * sessions.MOST_TRIES + [429]
         assert get(port, "/login", "POST", "token=open+sesame")[0] == 429
 
 
@@ -105,3 +117,75 @@ def test_there_is_a_limit_of_connections() -> None:
             except (ConnectionError, http.client.HTTPException):
                 assert time.monotonic() < deadline_s
                 time.sleep(0.1)
+
+
+@attack(
+    "another site in a browser with an operator's session presses a button of the page (CSRF)",
+    holds="a press takes the page's own origin, and a proof that only its own script can read",
+    reads="only the page itself presses its buttons: open it again",
+)
+def test_another_site_cannot_press_a_button() -> None:
+    """With the session's cookie, from a form or a script, whatever it says of where it comes from."""
+    asks = Asks()
+    with serving(Looks(), others=ROLES, ask=asks) as port:
+        browser = Browser(port, ROLES[0][1])
+        forged: tuple[dict[str, str], ...] = (
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Origin": ""},
+            {"Origin": f"http://127.0.0.1:{port + 1}"},
+            {"Sec_Fetch_Site": "cross-site"},
+            {"Sec_Fetch_Site": "same-site"},
+            {"X_Midstep_Proof": ""},
+            {"X_Midstep_Proof": "guess"},
+        )
+        assert [browser.press("save", **each)[0] for each in forged] == [403] * len(forged)
+        assert browser.press("save", Content_Type="text/plain")[0] == 400
+        assert get(port, "/press", Cookie=browser.cookie)[0] == 405
+        assert asks.requests == []
+        assert browser.press("save")[0] == 200
+
+
+@attack(
+    "a viewer, or somebody without a session, presses a button of the page",
+    holds="the role is that of the session's token, and it is refused before the controller hears of it",
+    reads="viewers have no buttons: log in with the token of another role",
+)
+def test_who_has_no_role_presses_nothing() -> None:
+    asks = Asks()
+    with serving(Looks(), TOKEN, others=ROLES, ask=asks) as port:
+        viewer, operator = Browser(port, TOKEN), Browser(port, ROLES[0][1])
+        assert viewer.told["buttons"] == []
+        assert viewer.press("save")[0] == 403
+        assert viewer.press("save", Cookie="")[0] == 403
+        assert viewer.press("save", Cookie="midstep_page=guess")[0] == 403
+        assert viewer.press("save", X_Midstep_Proof=operator.told["proof"])[0] == 403
+        assert operator.press("promote", {"controller": "m1"})[0] == 403
+    assert asks.requests == []
+
+
+@attack(
+    "a script with an operator's session presses buttons without end, or sends what is none",
+    holds="20 in 10 s are looked at, from all sessions together; names, values and sizes are held against the button",
+    reads="too many presses: wait some seconds",
+)
+def test_presses_are_bounded_and_held_against_the_button() -> None:
+    asks = Asks()
+    with serving(Looks(), others=ROLES, ask=asks) as port:
+        browser = Browser(port, ROLES[0][1])
+        wrong: tuple[tuple[str, dict[str, str]], ...] = (
+            ("shutdown", {}),
+            ("pause", {}),
+            ("pause", {"for": "9999d"}),
+            ("pause", {"for": "1h", "more": "x"}),
+            ("forbid", {"rung": "stop", "for": "1h"}),
+            ("restart", {"rank": "-1"}),
+            ("restart", {"rank": "\u0663"}),
+            ("drain", {"node": "x" * 257}),
+            ("inject", {"rank": "1", "do": "drop_device"}),
+        )
+        assert [browser.press(name, values)[0] for name, values in wrong] == [400] * len(wrong)
+        assert browser.press("save", {"a": "x" * server.MOST_PRESS_BYTES})[0] == 400
+        assert asks.requests == []
+        told = [browser.press("save")[0] for _ in range(sessions.MOST_PRESSES)]
+        assert told.count(429) == len(wrong) + 1

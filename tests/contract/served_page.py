@@ -10,7 +10,9 @@ from contextlib import closing, contextmanager, suppress
 
 from midstep.cli.page import server
 from midstep.cli.page.sections import Looked
+from midstep.controller.endpoints.control_requests import Accepted, Reply, Request
 from midstep.protocol.errors import MidstepError
+from midstep.protocol.identities import Role
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 
 PATIENCE_S = 20.0
@@ -51,12 +53,20 @@ class Looks:
 
 
 @contextmanager
-def serving(look: Callable[[], Looked], token: str = "", certificate: str = "", key: str = "") -> Iterator[int]:
-    """Serve a page in a thread; yield its port."""
-    place = server.PagePlace("127.0.0.1", 0, token, certificate, key)
+def serving(
+    look: Callable[[], Looked],
+    token: str = "",
+    certificate: str = "",
+    key: str = "",
+    *,
+    others: tuple[tuple[Role, str], ...] = (),
+    ask: server.Ask | None = None,
+) -> Iterator[int]:
+    """Serve a page in a thread; yield its port. `others`: tokens of roles with buttons, which ask by `ask`."""
+    place = server.PagePlace("127.0.0.1", 0, token, certificate, key, others)
     listener = server.listening(place)
     serves = threading.Thread(
-        target=server.serve, args=(look, place, listener), kwargs={"until": (ended := threading.Event())}
+        target=server.serve, args=(look, place, listener), kwargs={"until": (ended := threading.Event()), "ask": ask}
     )
     serves.start()
     try:
@@ -75,6 +85,42 @@ def get(port: int, path: str, method: str = "GET", body: str = "", **headers: st
         connection.request(method, path, body or None, named)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+class Asks:
+    """A controller that takes whatever it is asked for."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def __call__(self, request: Request) -> Reply:
+        self.requests.append(request)
+        return Accepted("it is done")
+
+
+ROLES = ((Role.OPERATOR, "open barley"), (Role.ADMIN, "open wheat"))
+
+
+class Browser:
+    """A browser that has brought the token of a role, and the script of the page in it."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._port = port
+        headers = get(port, "/login", "POST", f"token={token.replace(' ', '+')}")[1]
+        self.cookie = headers["set-cookie"].partition(";")[0]
+        self.told = json.loads(get(port, "/buttons", Cookie=self.cookie)[2])
+
+    def press(self, button: str, values: dict[str, str] | None = None, **headers: str) -> tuple[int, str]:
+        """Press a button; `headers` in the place of the browser's own. Return status and what is said."""
+        body = json.dumps({"button": button, "by": "ann", "why": "the file server", "values": values or {}})
+        own = {
+            "Cookie": self.cookie,
+            "Content_Type": "application/json",
+            "Origin": f"http://127.0.0.1:{self._port}",
+            "X_Midstep_Proof": self.told["proof"],
+        }
+        status, _, told = get(self._port, "/press", "POST", body, **{**own, **headers})
+        return status, json.loads(told)["text"]
 
 
 @contextmanager

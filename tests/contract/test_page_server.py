@@ -17,8 +17,11 @@ from click.testing import CliRunner
 import midstep.cli.page
 from midstep.cli.main import main
 from midstep.cli.page import live, server
+from midstep.controller.endpoints.control_requests import ControlRequest, LeaveNodeRequest, Refused, Reply, Request
+from midstep.protocol import controls as c
+from midstep.protocol.errors import MidstepError
 
-from .served_page import PATIENCE_S, TOKEN, Looks, get, heard, serving, watching
+from .served_page import PATIENCE_S, ROLES, TOKEN, Asks, Browser, Looks, get, heard, serving, watching
 
 
 @pytest.fixture
@@ -123,6 +126,51 @@ def test_with_a_token_nothing_is_told_before_it_was_brought() -> None:
         assert "SameSite=strict" in headers["set-cookie"]
         with watching(port, headers["set-cookie"].partition(";")[0]) as stream:
             assert heard(stream, "head")["job"] == "gpt"
+
+
+def test_a_role_has_its_buttons_and_what_they_ask_names_who_pressed_them_and_why() -> None:
+    """An operator has none of an admin's; who has brought no token sees the page without any."""
+    asks = Asks()
+    with serving(Looks(), others=ROLES, ask=asks) as port:
+        nobody = json.loads(get(port, "/buttons")[2])
+        assert (nobody["role"], nobody["buttons"], nobody["login"]) == ("viewer", [], True)
+        operator, admin = (Browser(port, token) for _, token in ROLES)
+        names = [{each["name"] for each in browser.told["buttons"]} for browser in (operator, admin)]
+        assert names[1] - names[0] == {"promote", "pause-failover", "end-failover-pause"}
+        assert operator.press("pause", {"for": "20m"}) == (200, "it is done")
+        assert operator.press("drain", {"node": "node1"}) == (200, "it is done")
+        assert operator.press("pause-failover", {"for": "20m"})[0] == 403
+        assert admin.press("pause-failover", {"for": "20m"})[0] == 200
+    by = "ann, {} of the page"
+    assert asks.requests == [
+        ControlRequest(c.PauseTraining(1200.0), by.format("operator"), "the file server"),
+        LeaveNodeRequest("node1", by.format("operator"), "the file server"),
+        ControlRequest(c.PauseFailover(1200), by.format("admin"), "the file server"),
+    ]
+
+
+def test_what_a_controller_refuses_is_said_and_a_page_without_one_says_so() -> None:
+    def refuses(request: Request) -> Reply:
+        if isinstance(request, ControlRequest) and isinstance(request.control, c.SaveNow):
+            return Refused("the job is about to end")
+        raise MidstepError("no controller answers")
+
+    with serving(Looks(), others=ROLES, ask=refuses) as port:
+        browser = Browser(port, ROLES[0][1])
+        assert browser.press("save") == (409, "the job is about to end")
+        assert browser.press("allow") == (502, "no controller answers")
+
+
+def test_the_address_that_is_printed_has_the_key_where_no_server_and_no_log_sees_it() -> None:
+    """Behind the #; the page's own script brings it."""
+    assert b"/static/login.js" in files_of_login()
+    assert "location.hash" in (Path(server.__file__).parent / "static" / "login.js").read_text()
+
+
+def files_of_login() -> bytes:
+    """The page that asks for the token."""
+    with serving(Looks(), others=ROLES) as port:
+        return get(port, "/login")[2]
 
 
 def test_there_is_a_limit_of_viewers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 // Listens to the server's events and shows what each part says. It asks nothing of anybody else.
 
+import { buttonsAt, loadButtons, stands } from "./buttons.js";
 import { byId, clock, count, drawn, duration, made, percent, say } from "./made.js";
 import { WorldMap } from "./map.js";
 import { Story } from "./story.js";
@@ -26,6 +27,7 @@ const SHOWN = {
     }
     if (head.at_s !== undefined) offset_s = head.at_s - Date.now() / 1000;
     connected(head.live ? "live" : head.ended ? "ended" : "not live", head.live);
+    stands({ ended: Boolean(head.ended) });
     story.head(head);
     if (reserves) SHOWN.reserves(reserves);
   },
@@ -73,6 +75,14 @@ const SHOWN = {
     for (const [reason, times] of told.refused) rows.push(made("li", { class: "dim", text: `refused ${times}: ${reason}` }));
     byId("controllers").replaceChildren(...rows);
   },
+  operators(told) {
+    stands({ paused: told.paused });
+    byId("operators").hidden = !told.standing.length && !told.records.length;
+    byId("standing").replaceChildren(...told.standing.map((text) => made("li", {}, made("strong", { text }))));
+    const rows = told.records.map((text) => made("li", { text }));
+    if (told.earlier) rows.push(made("li", { class: "dim", text: `${count(told.earlier, "earlier one")}: midstep report --story tells of them` }));
+    byId("records").replaceChildren(...rows);
+  },
   policy(policy) {
     say("policy", policy.text || "It lies with the job, on the machine that runs it.");
   },
@@ -99,13 +109,15 @@ async function openNode(name) {
   say("node-words", [`${node.state}, failure domain ${node.domain}, ${count(node.failures, "failure")}`, node.note, ...node.built].filter(Boolean).join("\n"));
   const columns = ["rank", "role", "state", "activity", "step", "incarnation", "pid"].filter((column) => column !== "role" || node.of_ranks.some((rank) => rank.role));
   const head = made("tr", {}, ...columns.map((text) => made("th", { text, scope: "col" })));
-  const rows = node.of_ranks.map((rank) => made("tr", {}, ...columns.map((column) => made("td", { text: String(rank[column] || (column === "rank" || column === "step" ? 0 : "-")) }))));
+  byId("node-buttons").replaceChildren(...buttonsAt("node", { node: node.name }));
+  const rows = node.of_ranks.map((rank) => made("tr", {}, ...columns.map((column) => made("td", { text: String(rank[column] || (column === "rank" || column === "step" ? 0 : "-")) })), made("td", { class: "buttons" }, ...buttonsAt("rank", { rank: rank.rank }))));
   byId("node-ranks").replaceChildren(...(rows.length ? [made("thead", {}, head), made("tbody", {}, ...rows)] : []));
   byId("node").showModal();
 }
 
 function listen() {
   const events = new EventSource("/events");
+  events.addEventListener("open", loadButtons);
   for (const [name, show] of Object.entries(SHOWN)) events.addEventListener(name, (event) => show(JSON.parse(event.data)));
   events.addEventListener("error", () => {
     connected("connection lost, trying again", false);
