@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -19,13 +20,14 @@ from ..devices.kinds import CPU, CUDA, FAKE, GLOO, NPU
 from ..launch.job import Start, create_job
 from ..protocol import environment as env
 from ..protocol.errors import ConfigurationError
+from ..protocol.identities import Role
 from ..protocol.incidents import JobStatus, Outcome
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from ..protocol.wording import count
 from .display.terminal import Terminal
 from .frame import Command
 from .numbers import STEPS_OF_DEMO
-from .page.beside import page_beside, page_option, require_here
+from .page.beside import ANY_PORT, page_beside, page_option, require_here
 from .showing import run_job
 from .views.incident_data import incident_json
 from .views.report_text import job_view
@@ -209,7 +211,7 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 )
 @click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
 @click.option("--mindspore", is_flag=True, help="Train with MindSpore, data parallel, which needs no torch.")
-@page_option
+@page_option(without=ANY_PORT)
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
@@ -255,6 +257,8 @@ def command(
     else:
         with tempfile.TemporaryDirectory(prefix="midstep-demo-") as directory:
             problems = perform(run, Path(directory), steps, json_file, console, page=page)
+    if page is None:
+        say_how_to_see_it(console)
     sys.exit(1 if say_problems(problems, console) else 0)
 
 
@@ -275,6 +279,16 @@ def _chosen(steps: int, device: str, *, megatron: bool, mindspore: bool) -> Demo
     if device == NPU:
         return npu_run(steps)
     return DemoRun(by_step(scenarios(steps), device_scenarios(steps) if device == FAKE else ()), device=device)
+
+
+def say_how_to_see_it(console: Terminal) -> None:
+    """Name the command that shows the same in a browser."""
+    first = "" if find_spec("starlette") and find_spec("uvicorn") else "pip install 'midstep[operator]', then "
+    console.print(
+        f"[bold]to see it live in a browser, with buttons:[/bold] {escape(first)}midstep demo --page   (of a job of "
+        "yours: midstep page)",
+        soft_wrap=True,
+    )
 
 
 def say_problems(problems: list[str], console: Terminal) -> bool:
@@ -333,7 +347,7 @@ def _train(
         environment={**run.environment, env.FAULTS: msgspec.json.encode(faults).decode()},
     )
     job = create_job(start)
-    with page_beside(job.job_directory, page):
+    with page_beside(job.job_directory, page, Role.OPERATOR):
         run_job(job, quiet=True)
 
 

@@ -104,7 +104,7 @@ class PlatformName(StrEnum):
 )
 @options(KUBERNETES)
 @metrics_options
-@page_option
+@page_option()
 @options(PROGRAM)
 @click.option("--standalone", is_flag=True, envvar="PET_STANDALONE", help="All nodes are here, as by default.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show what the ranks print; their logs are kept.")

@@ -18,18 +18,21 @@ from ...protocol.own_programs import own_program
 from ...protocol.token import without_token
 from .command import host_and_port, require_server
 
+ANY_PORT = "127.0.0.1:0"
 END_S = 5.0  # for a page to end
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def page_option(command: _Command) -> _Command:
-    """Add --page to a command that runs a job."""
+def page_option(without: str | None = None) -> Callable[[_Command], _Command]:
+    """Add --page to a command that runs a job. `without`: the place that --page means without a value; None: none."""
+    optional: dict[str, Any] = {} if without is None else {"is_flag": False, "flag_value": without}
     return click.option(
         "--page",
-        metavar="[HOST]:PORT",
-        help="Serve a page of the job on this machine meanwhile, by `midstep page` (docs/page.md); with port 0 the "
-        "system chooses one.",
-    )(command)
+        metavar="[HOST]:PORT" if without is None else "[[HOST]:PORT]",
+        help="Serve a page of the job on this machine meanwhile, by `midstep page` (docs/page.md); with port 0"
+        + (", or without one, the system chooses one." if optional else " the system chooses one."),
+        **optional,
+    )
 
 
 @contextlib.contextmanager

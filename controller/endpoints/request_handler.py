@@ -138,30 +138,10 @@ class RequestHandler:
 
     def answer(self, event: Journaled, actions: list[Action]) -> Reply:
         """Return the answer to the request that became `event`, now that it is durable and handled."""
-        receivers = ", ".join(dict.fromkeys(action.receiver for action in actions if isinstance(action, Send)))
-        if isinstance(event, InjectRequested):
-            if not receivers:
-                return Refused(
-                    f"rank {event.fault.rank} has no running process, so no fault was armed. Try again "
-                    "when `midstep status` shows one"
-                )
-            return Accepted(f"{describe(event.fault)}; sent to {receivers}")
-        if isinstance(event, KillNodeRequested):
-            if not receivers:
-                return Refused(
-                    f"node {event.node} is not there, so it was not killed. See `midstep status` for the nodes"
-                )
-            return Accepted(
-                f"node {event.node} is killed now, with its agent and all its processes; sent to {receivers}"
-            )
-        if isinstance(event, FaultReported):
-            follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
-            return Accepted(f"{describe_report(event.report)}; {follows}")
-        if not isinstance(event, ControlRequested):
-            return Accepted("the job is being stopped")
-        return self._answer_of_control(
-            event.control, [action for action in actions if isinstance(action, ControlAnswered)]
-        )
+        if isinstance(event, ControlRequested):
+            told = [action for action in actions if isinstance(action, ControlAnswered)]
+            return self._answer_of_control(event.control, told)
+        return _answer_of_order(event, actions)
 
     def _answer_of_control(self, control: Control, told: list[ControlAnswered]) -> Reply:
         if not told:
@@ -171,6 +151,25 @@ class RequestHandler:
         if isinstance(control, PauseFailover):
             return self._lead.answer(PauseFailoverRequest(control.for_s))
         return Refused(told[0].text) if told[0].refused else Accepted(told[0].text)
+
+
+def _answer_of_order(event: Journaled, actions: list[Action]) -> Reply:
+    receivers = ", ".join(dict.fromkeys(action.receiver for action in actions if isinstance(action, Send)))
+    if isinstance(event, InjectRequested):
+        if not receivers:
+            return Refused(
+                f"rank {event.fault.rank} has no running process, so no fault was armed. Try again "
+                "when `midstep status` shows one"
+            )
+        return Accepted(f"{describe(event.fault)}; sent to {receivers}")
+    if isinstance(event, KillNodeRequested):
+        if not receivers:
+            return Refused(f"node {event.node} is not there, so it was not killed. See `midstep status` for the nodes")
+        return Accepted(f"node {event.node} is killed now, with its agent and all its processes; sent to {receivers}")
+    if isinstance(event, FaultReported):
+        follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
+        return Accepted(f"{describe_report(event.report)}; {follows}")
+    return Accepted("the job is being stopped")
 
 
 def _leaving(request: LeaveNodeRequest, role: str) -> FaultReport:

@@ -139,7 +139,7 @@ def test_another_site_cannot_press_a_button() -> None:
             {"X_Midstep_Proof": ""},
             {"X_Midstep_Proof": "guess"},
         )
-        assert [browser.press("save", **each)[0] for each in forged] == [403] * len(forged)
+        assert [browser.press("save", None, **each)[0] for each in forged] == [403] * len(forged)
         assert browser.press("save", Content_Type="text/plain")[0] == 400
         assert get(port, "/press", Cookie=browser.cookie)[0] == 405
         assert asks.requests == []

@@ -48,7 +48,7 @@ function ask(button, about) {
   say("ask-do", button.label);
   say("ask-wrong", "");
   byId("ask-fields").replaceChildren(...(button.fields || []).flatMap((field) => {
-    const id = `ask-${field.name}`;
+    const id = `field-${field.name}`;
     const input = field.choices ? made("select", { id }, ...field.choices.map((text) => made("option", { text, value: text }))) : made("input", { id, required: "", maxlength: "256", autocomplete: "off" });
     input.value = field.default || (field.choices ? field.choices[0] : "");
     return [made("label", { for: id, text: field.label }), input];
@@ -63,7 +63,7 @@ async function confirmed(event) {
   event.preventDefault();
   const { button, about } = press;
   const values = Object.fromEntries(Object.entries(about).map(([name, value]) => [name, String(value)]));
-  for (const field of button.fields || []) values[field.name] = byId(`ask-${field.name}`).value.trim();
+  for (const field of button.fields || []) values[field.name] = byId(`field-${field.name}`).value.trim();
   const by = byId("ask-by").value.trim();
   localStorage.setItem(NAME, by);
   byId("ask-do").disabled = true;
