@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ from ..controller.endpoints.control_requests import (
     ReportFaultRequest,
     Request,
 )
-from ..launch.reached_job import reached
+from ..launch.reached_job import ReachedJob, reached
 from ..policies.fault_codes import LevelName, level_named
 from ..protocol import types as t
 from ..protocol.controls import InjectFault
@@ -113,8 +114,7 @@ def command(
       midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
       midstep inject --device-fault 80E01801 --rank 1 --recover
     """
-    caused = (action, point, step, operation, group, rate) != (None, None, None, "", None, 0.0)
-    _require_apart(device_fault is not None, caused=caused, reported=device is not None or recover or once)
+    _require_apart(device_fault is not None, (action, point, step, operation, group, rate), (device, recover, once))
     request: Request | None = None
     if device_fault is not None:
         request = report_of(device_fault, rank, node, device, recover=recover, once=once)
@@ -124,21 +124,23 @@ def command(
         raise click.UsageError(WHICH)
     target = reached(job, controller, token_file)
     ranks = ranks_on(target, node, ASK_S) if request is None and node is not None else ()
-    of_ranks = (build(each, None, action, point, step, operation=operation, group=group, rate=rate) for each in ranks)
-    for each in of_ranks if request is None else (request,):
-        if why is not None and isinstance(each, InjectRequest):
-            echo(tell(target, ControlRequest(InjectFault(each.fault), asker(target), reason(why)), ASK_S))
-        elif why is not None:
-            raise click.UsageError("--why is for a fault of a rank: --rank R, or --node NAME with --do.")
-        else:
-            echo(tell(target, each, ASK_S))
+    of_ranks = [build(each, None, action, point, step, operation=operation, group=group, rate=rate) for each in ranks]
+    for each in [request] if request is not None else of_ranks:
+        echo(tell(target, each if why is None else _with_reason(target, each, why), ASK_S))
 
 
-def _require_apart(of_device: bool, *, caused: bool, reported: bool) -> None:
+def _with_reason(job: ReachedJob, request: Request, why: str) -> Request:
+    """Return the control that the journal keeps with its reason. Raises UsageError where there is none."""
+    if not isinstance(request, InjectRequest):
+        raise click.UsageError("--why is for a fault of a rank: --rank R, or --node NAME with --do.")
+    return ControlRequest(InjectFault(request.fault), asker(job), reason(why))
+
+
+def _require_apart(of_device: bool, caused: tuple[Any, ...], reported: tuple[Any, ...]) -> None:
     """Refuse options of a fault that is caused with those of one that is only reported."""
-    if reported and not of_device:
+    if reported != (None, False, False) and not of_device:
         raise click.UsageError("--device, --recover and --once are for --device-fault CODE|LEVEL.")
-    if caused and of_device:
+    if caused != (None, None, None, "", None, 0.0) and of_device:
         raise click.UsageError(
             "--device-fault only reports a fault: leave out --do, --at, --step, --operation, --group and --rate."
         )

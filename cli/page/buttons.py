@@ -1,7 +1,7 @@
-"""The buttons of the page: what each asks for, which role it takes, and what the person is told who is to confirm it.
+"""The buttons of the page: what each asks for, which role it takes, and what is said before it is confirmed.
 
 A button is a control of `docs/controls.md`, and what it sends is the request of the command. The browser is sent the
-words and the fields; what comes back is held against them, as anybody may have sent it. Pure.
+words and the fields; what comes back is held against them, wherever it comes from. Pure.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class Place(StrEnum):
     CONTROLLERS = "controllers"
 
 
-class Field(msgspec.Struct, frozen=True, omit_defaults=True):
+class FilledIn(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something to be filled in. `choices`: one of these; none: a text."""
 
     name: str
@@ -67,13 +67,13 @@ class Button(msgspec.Struct, frozen=True):
     place: Place
     says: str
     request: Callable[[Mapping[str, str], str, str], Request]
-    fields: tuple[Field, ...] = ()
+    fields: tuple[FilledIn, ...] = ()
     role: Role = Role.OPERATOR
     paused: bool | None = None
 
 
 class WrongPress(ValueError):
-    """What was sent is no button, or its values do not fit; the text says what is wrong."""
+    """Raised for what is no button, and for values that do not fit; the text says what is wrong."""
 
 
 def request_of(press: Press, role: Role) -> Request:
@@ -151,7 +151,7 @@ def _rank(values: Mapping[str, str]) -> int:
 
 
 _OF_PLACE = {Place.NODE: {"node"}, Place.RANK: {"rank"}}
-_FOR = Field("for", "For how long (90s, 20m, 2h)", "1h")
+_FOR = FilledIn("for", "For how long (90s, 20m, 2h)", "1h")
 BUTTONS = (
     Button(
         "pause",
@@ -189,8 +189,8 @@ BUTTONS = (
         "stop",
         "Stop the job",
         Place.JOB,
-        "The job ends: a checkpoint is written where that is possible, then all its processes end. `midstep resume` "
-        "continues it. Pressed again, it does not wait for the checkpoint any more.",
+        "The job ends: a checkpoint is written where that is possible, then all its processes end. It can be "
+        "resumed later. Pressed again, it does not wait for the checkpoint any more.",
         lambda values, by, why: StopJobRequest(f"{why} ({by})"),
     ),
     Button(
@@ -200,7 +200,7 @@ BUTTONS = (
         "For this time the rung is taken for no incident. The next one that fits is taken in its place, which may be "
         "the stop of the job.",
         _control(lambda values: c.ForbidRung(Rung(values["rung"]), _lasting_s(values))),
-        (Field("rung", "Rung", _RUNGS[0], _RUNGS), _FOR),
+        (FilledIn("rung", "Rung", _RUNGS[0], _RUNGS), _FOR),
     ),
     Button(
         "force",
@@ -208,7 +208,7 @@ BUTTONS = (
         Place.LADDER,
         "For this time each incident begins at the rung: no cheaper one is taken. Budgets count as ever.",
         _control(lambda values: c.ForceRung(Rung(values["rung"]), _lasting_s(values))),
-        (Field("rung", "Rung", _RUNGS[1], _RUNGS), _FOR),
+        (FilledIn("rung", "Rung", _RUNGS[1], _RUNGS), _FOR),
     ),
     Button(
         "allow",
@@ -254,7 +254,7 @@ BUTTONS = (
         "The fault is caused in rank {rank} now, on purpose. The job recovers as from any fault: that takes from its "
         "budgets, and may stop it. kill_node kills the whole node of the rank.",
         _control(_fault),
-        (Field("do", "What happens", _FAULTS[0], _FAULTS),),
+        (FilledIn("do", "What happens", _FAULTS[0], _FAULTS),),
     ),
     Button(
         "promote",
@@ -262,7 +262,7 @@ BUTTONS = (
         Place.CONTROLLERS,
         "The controller of this name, which stands by, leads from now on, and the present one stands by.",
         _control(lambda values: c.PromoteController(values["controller"])),
-        (Field("controller", "Name of the controller"),),
+        (FilledIn("controller", "Name of the controller"),),
         Role.ADMIN,
     ),
     Button(
@@ -272,7 +272,7 @@ BUTTONS = (
         "For this time no controller that stands by takes over. If the present one ends meanwhile, faults are not "
         "answered.",
         _control(_failover),
-        (Field("for", "For how long (90s, 20m, 2h)", "10m"),),
+        (FilledIn("for", "For how long (90s, 20m, 2h)", "10m"),),
         Role.ADMIN,
     ),
     Button(

@@ -122,27 +122,23 @@ def page(
     look_at = looker(target)
     first = look_at()  # a wrong name or token is said now, and not to a browser
     key = "" if role == Role.VIEWER else secrets.token_urlsafe(24)
-    others = [each for each in tokens.items() if each[0] is not Role.VIEWER] + ([(Role(role), key)] if key else [])
-    place = server.PagePlace(
-        host,
-        port,
-        tokens.get(Role.VIEWER, ""),
-        _text(tls_certificate),
-        _text(tls_key),
-        others=tuple(others),
-        closed=not is_loopback(host),
-    )
+    viewers, closed = tokens.pop(Role.VIEWER, ""), not is_loopback(host)
+    others = (*tokens.items(), *([(Role(role), key)] if key else []))
+    place = server.PagePlace(host, port, viewers, _text(tls_certificate), _text(tls_key), others, closed)
     with server.listening(place) as listener:
         said = sentence(first.status, first.note)
         if not until_input_ends:
             echo(f"{first.status.job}: {said.text}")
-        at = server.address(place, listener)
-        echo(f"the page is at {at} until {'the job ends' if until_input_ends else 'Ctrl-C'}")
-        if key:
-            echo(f"with the buttons of {'an' if role[0] in 'ao' else 'a'} {role}: {at}login#{key}")
+        _say_where(server.address(place, listener), role, key, until_input_ends)
         os.nice(NICENESS)
         until = _input_ends() if until_input_ends else None
         server.serve(look_at, place, listener, until, lambda request: target.ask(request, ASK_S))
+
+
+def _say_where(at: str, role: str, key: str, with_job: bool) -> None:
+    echo(f"the page is at {at} until {'the job ends' if with_job else 'Ctrl-C'}")
+    if key:
+        echo(f"with the buttons of an {role}: {at}login#{key}")
 
 
 def _input_ends() -> threading.Event:

@@ -31,7 +31,7 @@ from ...protocol.identities import Role
 from .buttons import Press, WrongPress, request_of, told_buttons
 from .live import LiveJob
 from .sections import Looked, node_data
-from .sessions import COOKIE, SESSION_S, Session, Sessions, is_own
+from .sessions import COOKIE, SESSION_S, PageSession, Sessions, is_own
 
 MOST_CONNECTIONS = 128
 SILENT_S = 10.0  # a connection that has not asked for anything
@@ -54,7 +54,7 @@ _HEADERS = {
 class PagePlace(msgspec.Struct, frozen=True):
     """Where the page is served. `token`: what a viewer has to bring. `others`: that of roles with buttons.
 
-    `closed`: nobody sees it without a token; without that and without `token` all of this machine do.
+    `closed`: to see it takes a token; without that and without `token`, who is on this machine sees it.
     """
 
     host: str
@@ -247,7 +247,7 @@ class Page:
         answer = {"role": str(role), "proof": proof, "login": session is None and self._sessions.asks}
         return JSONResponse({**answer, "buttons": told_buttons(role)})
 
-    def _session(self, request: Request) -> Session | None:
+    def _session(self, request: Request) -> PageSession | None:
         return self._sessions.session(request.cookies.get(COOKIE, ""), time.monotonic())
 
     async def _press(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Who may see the page and press its buttons: tokens of roles, sessions in cookies, and how often either may be tried.
+"""Says who may see the page and press its buttons: by tokens of roles, and sessions in cookies.
 
 A browser sends a cookie by itself, also with what another site has it send. So a press takes more: the page's own
 origin, and a proof that only a script of the page can have read.
@@ -20,7 +20,7 @@ COOKIE = "midstep_page"
 PROOF = "x-midstep-proof"
 
 
-class Session(msgspec.Struct, frozen=True):
+class PageSession(msgspec.Struct, frozen=True):
     """One browser that has brought a token. `proof`: what its script sends with each press."""
 
     role: Role
@@ -35,7 +35,7 @@ class Sessions:
         """`is_open`: to see takes no token."""
         self._tokens = tuple(tokens)
         self._is_open = is_open
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, PageSession] = {}
         self._tries_s: list[float] = []
         self._presses_s: list[float] = []
 
@@ -53,7 +53,7 @@ class Sessions:
         cookie = secrets.token_urlsafe(32)
         while len(self._sessions) >= MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[cookie] = Session(roles[-1], secrets.token_urlsafe(32), now + SESSION_S)
+        self._sessions[cookie] = PageSession(roles[-1], secrets.token_urlsafe(32), now + SESSION_S)
         return cookie
 
     def may_try(self, now: float) -> bool:
@@ -67,7 +67,7 @@ class Sessions:
         self._presses_s.append(now)
         return len(self._presses_s) <= MOST_PRESSES
 
-    def session(self, cookie: str, now: float) -> Session | None:
+    def session(self, cookie: str, now: float) -> PageSession | None:
         """Return the session of a cookie, if it lasts."""
         found = self._sessions.get(cookie)
         return found if found is not None and found.until_s > now else None
@@ -77,7 +77,7 @@ class Sessions:
         return self._is_open or self.session(cookie, now) is not None
 
 
-def is_own(headers: Mapping[str, str], scheme: str, session: Session) -> bool:
+def is_own(headers: Mapping[str, str], scheme: str, session: PageSession) -> bool:
     """Tell whether a press comes from a script of the page itself, and not from another site in the same browser."""
     own = f"{scheme}://{headers.get('host', '')}"
     from_page = headers.get("origin") == own and headers.get("sec-fetch-site", "same-origin") == "same-origin"
