@@ -19,9 +19,9 @@ CORE = ("controller/recovery/machine.py", "processor/rank_loop.py")
 NOUNS = "protocol"
 # 45 of these lines are copies in host memory: 28 of the repair plan, 15 of the policy, 2 of the step order; 13 nouns.
 # Those on a second node are 50 more, and the file of who keeps copies for whom, which is mostly older.
-# The controls of operators are a file and 370 lines (a topic, kinds of planned change), and a file and 290 of nouns: 20
+# The controls of operators are a file and 373 lines (a topic, kinds of planned change), and a file and 290 of nouns: 23
 # and 50 of them are faults on purpose and orders about the lead, which have a record, too.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 32, 9165, 9
+MOST_FILES, MOST_LINES, MOST_LEVELS = 32, 9168, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 12, 2383
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 115
 
