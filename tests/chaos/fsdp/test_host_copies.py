@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -124,14 +125,56 @@ def test_copies_that_are_taken_seldom_cost_the_steps_since(start_sharded: StartS
 
 TWO_NODES: dict[str, Any] = {**COPYING, "host_copy": {"every_steps": 1, "copies": 2}}
 KILL_NODE = FaultAction.KILL_NODE
+ON_TWO_NODES: dict[str, Any] = {"nodes": 2, "ranks_per_node": 2, "spares": 1, "policy": TWO_NODES}
+SLOW = Setting(mesh=(4,), steps=9, step_s=0.3)  # slow enough for a copy to be on two nodes before the next step ends
 
 
 def test_a_lost_node_comes_back_from_copies_on_another_one(start_sharded: StartSharded) -> None:
     """A spare node takes its ranks; survivors keep their processes, and no checkpoint is read."""
     faults = [inject(2, InjectionPoint.BACKWARD, 5, action=KILL_NODE)]
-    how: dict[str, Any] = {"nodes": 2, "ranks_per_node": 2, "spares": 1, "policy": TWO_NODES}
-    job = run(start_sharded, Setting(mesh=(4,), steps=9, step_s=0.3), faults, **how)
+    job = run(start_sharded, SLOW, faults, **ON_TWO_NODES)
     (incident,) = finish(job)["incidents"]
     assert_from_copies(incident, {2, 3}, 1)
     assert "rank 2 gets its copy from rank 0" in str(incident), incident
     assert "on its own node only" not in job.said()
+
+
+@pytest.mark.soak
+def test_a_rank_that_keeps_copies_dies_in_the_middle_of_one_and_then_the_node_of_its_guest(
+    start_sharded: StartSharded,
+) -> None:
+    """What it kept outlives its process: the next one sends it."""
+    faults = [inject(0, InjectionPoint.GUEST_COPY, 3), inject(3, InjectionPoint.FORWARD, 7, action=KILL_NODE)]
+    job = run(start_sharded, msgspec.structs.replace(SLOW, steps=11), faults, **ON_TWO_NODES)
+    first, second = finish(job)["incidents"]
+    assert_from_copies(first, {0}, 2)
+    assert_from_copies(second, {2, 3}, 1)
+
+
+@pytest.mark.soak
+def test_two_nodes_are_lost_one_after_the_other(start_sharded: StartSharded) -> None:
+    """After the first one copies are on two nodes again with the first step: the second one costs no more."""
+    faults = [
+        inject(0, InjectionPoint.BACKWARD, 4, action=KILL_NODE),
+        inject(2, InjectionPoint.BACKWARD, 8, action=KILL_NODE),
+    ]
+    job = run(start_sharded, msgspec.structs.replace(SLOW, steps=12), faults, **{**ON_TWO_NODES, "spares": 2})
+    first, second = finish(job)["incidents"]
+    assert_from_copies(first, {0, 1}, 1)
+    assert_from_copies(second, {2, 3}, 1)
+
+
+@pytest.mark.soak
+def test_where_both_holders_of_a_copy_are_lost_the_checkpoint_is_read(start_sharded: StartSharded) -> None:
+    """Both nodes of a job, whose ranks keep copies of each other."""
+    policy = {**TWO_NODES, "checkpoint": {"every_steps": 4}}
+    job = start_sharded(SLOW, gates=(6,), **{**ON_TWO_NODES, "spares": 2, "policy": policy})
+    calm = undisturbed(start_sharded, SLOW)
+    nodes = {rank.node for rank in job.held_at(6).ranks}
+    assert len(nodes) == 2
+    for node in sorted(nodes):
+        job.kill_node(node)
+    job.open_gate(6)
+    assert job.wait(PATIENCE_S) == 0, job.said()
+    assert_same_numbers(job.record(), calm, ranks=WORLD)
+    assert {incident["restore"] for incident in finish(job)["incidents"]} == {"checkpoint"}, job.said()
