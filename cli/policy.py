@@ -9,21 +9,24 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from ..controller.recovery.buddies import Location, buddies
 from ..policies.acjob.translation import translate
 from ..policies.budgets import Roles, beyond
-from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, typical
+from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, suppose, typical
 from ..policies.files import load_policy, load_policy_or_roles, load_roles, render
 from ..policies.rules import advice
 from ..policies.schema import Policy, default_policy
 from ..policies.scripted_roles import JobOfRoles, PlannedRole, advice_on_roles
 from ..policies.yaml_text import MAX_FILE_BYTES, decoded_text, read_text
 from ..protocol.errors import ConfigurationError, PolicyError
-from ..protocol.types import Decision, Rung
+from ..protocol.types import Decision, RestoreSource, Rung
+from ..protocol.wording import nodes_text, ranks_text
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
 from .numbers import NODES, RANKS_OF_A_NODE, RESTARTS, SPARES
 
 EXIT_WRONG_FILE = 1
+_KEEPING_STATE = frozenset({Rung.RETRY_STEP, Rung.STOP})
 MAX_RANKS = 200_000  # answers stay a matter of seconds
 
 _STYLES = {
@@ -224,7 +227,35 @@ def _answers(policy: Policy, world: SupposedWorld, faults: tuple[str, ...]) -> l
         cases = [Supposition(" + ".join(faults), tuple(parse_fault(fault) for fault in faults), world)]
     else:
         cases = list(typical(world))
-    return [Answer(case.title, *answer(policy, case)) for case in cases]
+    found = []
+    for case in cases:
+        decision, said = answer(policy, case)
+        found.append(Answer(case.title, decision, (*said, *_copies_left(policy, case, decision))))
+    return found
+
+
+def _copies_left(policy: Policy, case: Supposition, decision: Decision | None) -> tuple[str, ...]:
+    """Say where state comes from that no other rank holds, if the policy asks for copies in host memory."""
+    if RestoreSource.HOST_COPY not in policy.restore or decision is None or decision.rung in _KEEPING_STATE:
+        return ()
+    facts = suppose(case.faults, case.world, policy)
+    if not facts.culprits or not facts.resilient:
+        return ()
+    left = set(facts.nodes_lost)
+    if decision.rung is Rung.RECOVER:  # the ranks of those at fault get other nodes
+        left |= {facts.nodes[rank] for rank in facts.culprits}
+    homeless = {rank for rank, node in facts.nodes.items() if node in left}
+    what = "what no other rank holds comes from"
+    if not homeless:
+        return (f"{what} copies in host memory",)
+    keepers = buddies({rank: Location(node, node) for rank, node in facts.nodes.items()})
+    kept = policy.host_copy.copies > 1
+    bare = {rank for rank in homeless if not kept or facts.nodes[keepers.get(rank, rank)] in left}
+    if bare:
+        why = f"the copies of {ranks_text(bare)} in host memory were on {nodes_text(left)}"
+        return (f"{what} a checkpoint: {why}{'' if kept else ' only, as host_copy.copies is 1'}",)
+    senders = ranks_text(keepers[rank] for rank in homeless)
+    return (f"{what} copies in host memory; those of {ranks_text(homeless)} are with {senders} on other nodes",)
 
 
 def _show_roles(policy: Policy) -> None:

@@ -72,6 +72,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_s: Seconds = 30.0  # a process starts and reaches its train function
     rejoin_s: Seconds = 10.0  # rebuild, repair and rollback, from a replica
     load_s: Seconds = 40.0  # the same, from a checkpoint
+    host_copy_s: Seconds = 10.0  # a copy in host memory is whole, on another node too; so far apart `auto` has them
     checkpoint_s: Seconds = 5.0  # training stands still for a checkpoint
     exit_seen_s: Seconds = 0.05
     device_seen_s: Seconds = 5.0  # from a device fault to its report

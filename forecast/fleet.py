@@ -5,11 +5,13 @@ a `Model`. What is wrong is reported by the forecast and the benchmarks, which i
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 from ..controller.recovery.events import Action, DeadlinePassed, Event, Finish, Send
 from ..controller.recovery.machine import RecoveryMachine
 from ..controller.recovery.world import Holder, NodeState, RankState
+from ..policies.schema import Policy
 from ..protocol import messages as m
 from ..protocol import types as t
 from .fault_trace import Model
@@ -28,6 +30,7 @@ class Fleet:
         self.hung: dict[int, int] = {}  # rank -> the incarnation that hangs
         self.gone: set[str] = set()
         self.finish: Finish | None = None
+        self._copies = _HostCopies(machine.state.policy, model)
         self._nodes_to_come = nodes_to_come
         self._handled = handled
         self._heap: list[tuple[float, int, Callable[[], Iterable[Event]]]] = []
@@ -104,7 +107,7 @@ class Fleet:
 
     def _quiesce(self, orders: list[m.Quiesce]) -> None:
         def quiesced() -> Iterable[Event]:
-            peers = self._copies()
+            peers = self._peers()
             for order in orders:
                 holder = self.machine.state.world.holder(order.rank)
                 if holder is not None and holder.state is RankState.QUIESCING and not self._hangs(order.rank):
@@ -118,6 +121,7 @@ class Fleet:
         target = orders[0].part.target_step
         generation = orders[0].generation
         ranks = [order.rank for order in orders if not self._hangs(order.rank)]
+        self._copies.planned([order.part for order in orders], self.machine.state.world.holders)
 
         def ready() -> Iterable[Event]:
             if self.machine.generation != generation:
@@ -137,6 +141,7 @@ class Fleet:
                 return
             self.step = step
             holders = self.machine.state.world.holders
+            self._copies.resumed(step)
             for order in orders:
                 incarnation = holders[order.rank].incarnation
                 yield m.StepCommitted(order.rank, generation, incarnation, step, self.now, self.model.step_s)
@@ -203,15 +208,55 @@ class Fleet:
         copies = [t.LocalStateCopy(rank, self.step if not clean else step)]
         if peer is not None:
             copies.append(t.LocalStateCopy(peer, self.step))
+        holder = self.machine.state.world.holders[rank]
+        own, guests = self._copies.of(rank, holder.node, self.step)
         return t.StepReport(
             committed=step, ready=False, clean=clean, holds=(t.ShardHold(shard, SHARD_BYTES),) if clean else (),
             needs=(shard,), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
+            host_copies=own, guest_copies=guests,
         )  # fmt: skip
 
-    def _copies(self) -> dict[int, int]:
+    def _peers(self) -> dict[int, int]:
         """Return of which rank each one keeps a peer copy, on the next node."""
         shift = self.machine.state.world.ranks_per_node
         return {(rank + shift) % self.size: rank for rank in range(self.size)}
+
+
+class _HostCopies:
+    """Where copies in host memory are, and of which step: on the nodes that ranks had when training went on."""
+
+    def __init__(self, policy: Policy, model: Model) -> None:
+        self._on = t.RestoreSource.HOST_COPY in policy.restore
+        every = policy.host_copy.every_steps
+        self._late = max(1, math.ceil(model.host_copy_s / model.step_s))  # steps until a copy is whole
+        self._every = max(self._late, 0 if every == "auto" else every)
+        self._twice = policy.host_copy.copies > 1
+        self._kept = self._begun = 0  # the step that was kept by the last plan, and that from which steps were done
+        self._nodes: dict[int, str] = {}  # of the ranks, in the last plan and since training went on
+        self._guests: dict[int, int] = {}  # the rank whose copies each keeps
+        self._next: tuple[int, dict[int, str], dict[int, int]] = (0, {}, {})
+
+    def planned(self, parts: Sequence[t.RepairPart], holders: Sequence[Holder]) -> None:
+        """Take note of a plan for all ranks."""
+        if self._on:
+            guests = {rank: part.copy_guest for rank, part in enumerate(parts) if part.copy_guest is not None}
+            nodes = {holder.rank: holder.node for holder in holders}
+            self._next = (parts[0].host_copy, nodes, guests if self._twice else {})
+
+    def resumed(self, step: int) -> None:
+        """Take note that all ranks go on by the last plan, and have taken a copy after the first step."""
+        (self._kept, self._nodes, self._guests), self._begun = self._next, step
+
+    def of(self, rank: int, node: str, step: int) -> tuple[tuple[int, ...], tuple[t.GuestCopy, ...]]:
+        """Return the copies that a process of a rank finds on a node when `step` steps are done."""
+        if not self._on or self._nodes.get(rank) != node:
+            return (), ()
+        past = step - self._late - self._begun
+        newest = self._begun + past // self._every * self._every if past >= 0 else self._kept
+        guest = self._guests.get(rank)
+        if not newest:
+            return (), ()
+        return (newest,), () if guest is None else (t.GuestCopy(guest, newest, SHARD_BYTES),)
 
 
 _ANSWERS: dict[type, Callable[[Fleet, list], None]] = {  # type: ignore[type-arg]

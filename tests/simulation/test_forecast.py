@@ -12,9 +12,9 @@ from midstep.cli.main import main
 from midstep.forecast.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
 from midstep.forecast.forecast import Cluster, Forecast
 from midstep.forecast.outlook import Loss, Outlook
-from midstep.policies.schema import Budget, Policy, RungPolicy, ScalePolicy, default_policy
+from midstep.policies.schema import Budget, HostCopyPolicy, Policy, RungPolicy, ScalePolicy, default_policy
 from midstep.protocol.errors import PolicyError
-from midstep.protocol.types import FaultLevel, Rung
+from midstep.protocol.types import FaultLevel, RestoreSource, Rung
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "faults.yaml"
 SMALL = Cluster(nodes=2, ranks_per_node=2, spares=1)
@@ -47,6 +47,35 @@ def test_a_killed_process_is_restarted_in_place_and_no_step_is_lost() -> None:
 
 def test_a_lost_node_moves_to_the_spare() -> None:
     assert [took.rung for took in forecast(TimedFault(3.0, Kind.NODE)).timeline] == [Rung.RECOVER]
+
+
+RESTORE = (RestoreSource.REPLICA, RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "copies", "steps_lost"),
+    [(Kind.PROCESS, None, 80), (Kind.PROCESS, 1, 2), (Kind.NODE, 1, 80), (Kind.NODE, 2, 2)],
+)
+def test_copies_in_host_memory_save_the_steps_since_the_checkpoint(
+    kind: Kind, copies: int | None, steps_lost: int
+) -> None:
+    """Where one rank holds each shard; of a lost node only if each copy is on two nodes."""
+    policy = default_policy()
+    if copies is not None:
+        policy = msgspec.structs.replace(policy, restore=RESTORE, host_copy=HostCopyPolicy(1, copies))
+    trace = FaultTrace(faults=(TimedFault(3.0, kind),), model=Model(replicas=1))
+    outlook = Forecast(policy, SMALL, trace, hours=24.0, seed=1).run()
+    assert len(outlook.timeline) == 1
+    assert steps_lost / 2 <= outlook.steps_lost <= steps_lost, outlook.steps_lost
+
+
+def test_the_loss_of_both_nodes_with_a_copy_costs_the_steps_since_the_checkpoint() -> None:
+    """Nothing is forecast to come back from a node that is gone."""
+    policy = msgspec.structs.replace(default_policy(), restore=RESTORE, host_copy=HostCopyPolicy(1, 2))
+    faults = (TimedFault(3.0, Kind.NODE, rank=0), TimedFault(3.0, Kind.NODE, rank=2))
+    trace = FaultTrace(faults=faults, model=Model(replicas=1))
+    outlook = Forecast(policy, Cluster(nodes=2, ranks_per_node=2, spares=2), trace, hours=24.0, seed=1).run()
+    assert outlook.steps_lost > 40
 
 
 def test_a_broken_link_repeats_the_step() -> None:

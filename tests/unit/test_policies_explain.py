@@ -115,6 +115,38 @@ def test_the_typical_faults_show_five_of_the_rungs_of_the_default_policy() -> No
     assert taken == {Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER, Rung.RESCHEDULE_POD}
 
 
+@pytest.mark.parametrize(
+    ("copies", "faults", "words"),
+    [
+        (None, ["kind=exit,rank=3"], None),
+        (1, ["kind=exit,rank=3"], "what no other rank holds comes from copies in host memory"),
+        (
+            1,
+            ["kind=node_lost,node=node-1"],
+            "from a checkpoint: the copies of ranks 2, 3 in host memory were on node node",
+        ),
+        (2, ["kind=node_lost,node=node-1"], "those of ranks 2, 3 are with ranks 0, 1 on other nodes"),
+        (
+            2,
+            ["kind=node_lost,node=node-0", "kind=node_lost,node=node-1"],
+            "comes from a checkpoint: the copies of ranks",
+        ),
+        (2, ["kind=communication"], None),
+    ],
+)
+def test_where_state_without_a_replica_comes_from_is_explained(
+    tmp_path: Path, copies: int | None, faults: list[str], words: str | None
+) -> None:
+    """If the policy asks for copies in host memory, by the pairs that the job would have."""
+    file = tmp_path / "policy.yaml"
+    asks = f"restore: [replica, host_copy, checkpoint]\nhost_copy: {{copies: {copies}}}\n"
+    file.write_text("" if copies is None else asks)
+    arguments = [argument for fault in faults for argument in ("--fault", fault)]
+    done = midstep_policy("explain", file, "--spares", "2", *arguments)
+    assert done.exit_code == 0, done.output
+    assert words in done.output if words is not None else "no other rank holds" not in done.output
+
+
 def test_a_failed_rung_and_a_spent_budget_can_be_supposed(good: Path) -> None:
     assert answer("--fault", "kind=exit,rank=3")["rung"] == "recover_in_place"
     assert answer("--fault", "kind=exit,rank=3", "--failed", "recover_in_place")["rung"] == "recover"
