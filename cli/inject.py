@@ -22,7 +22,13 @@ from .frame import Command, operator_options, ranks_on, tell
 from .numbers import DEVICE, PROBABILITY, RANK, STEP
 from .orders import asker, reason, why_option
 
-FAULT_ACTIONS = tuple(action.value.replace("_", "-") for action in t.FaultAction)
+FAULT_ACTIONS = tuple(
+    action.value.replace("_", "-") for action in t.FaultAction if not action.value.startswith("flip_")
+)
+FLIPS = tuple(action.value.removeprefix("flip_") for action in t.FaultAction if action.value.startswith("flip_"))
+FLIPPED = (*FLIPS, *(f"{flip}:{bits}" for flip in FLIPS for bits in t.FlippedBits if bits is not t.FlippedBits.ONE))
+# Where a flip is to be seen as what it is: memory that changes while the step computes, and an update that is wrong.
+FLIP_POINTS = {"parameter": "forward", "moment": "update", "gradient": "update"}
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
 ASK_S = 10.0
 INJECTOR = t.detector_address("inject")
@@ -49,6 +55,12 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
 @click.option("--step", type=STEP, metavar="S", help="Only in the step with this index, from 0.")
 @click.option("--operation", default="", metavar="OP", help="Only in this collective (allreduce, allgather, ...).")
 @click.option("--group", "group", metavar="R,R,...", help="Only in the process group of these ranks.")
+@click.option(
+    "--flip",
+    type=click.Choice(FLIPPED),
+    metavar=f"{'|'.join(FLIPS)}[:BITS]",
+    help="Instead of --do: flip a bit of an element, or BITS: sign, exponent, element, tensor (a bit of each element).",
+)
 @click.option("--rate", type=PROBABILITY, default=0.0, metavar="P", help="Again and again, with this probability.")
 @click.option(
     "--device-fault", metavar="CODE|LEVEL", help="Report a fault of the rank's device, or of the node, instead."
@@ -70,6 +82,7 @@ def command(
     step: int | None,
     operation: str,
     group: str | None,
+    flip: str | None,
     rate: float,
     device_fault: str | None,
     device: int | None,
@@ -96,11 +109,10 @@ def command(
 
     Injection points of a step: forward, backward, collective, barrier, update, checkpoint; on Megatron reduction (of
     the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while
-    another one is repaired: stop, clean, join, rebuild, repair, rollback.
+    another one is repaired: stop, clean, join, rebuild, repair, rollback. For a flip nothing is raised: votes of the
+    ranks find it (docs/integrity.md).
 
-    A device fault is reported as a detector would, and lasts until --recover ends it: docs/faults.md has the
-    levels and what they lead to.
-
+    A device fault is reported as by a detector, and lasts until --recover ends it: see docs/faults.md.
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
 
     \b
@@ -109,11 +121,11 @@ def command(
       midstep inject demo --rank 0 --do raise --at backward    at the next backward pass
       midstep inject --rank 3 --do stop --at update --step 40  in step 40, during the update
       midstep inject --node node1                              the whole node
-      midstep inject --node node1 --do link-down --at backward    all ranks of it
       midstep inject --rank 0 --do link-down --operation allreduce --group 0,1 --rate 0.01
+      midstep inject --rank 2 --flip moment:sign               the sign of an element of the optimizer's state
       midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
-      midstep inject --device-fault 80E01801 --rank 1 --recover
     """
+    action, point = _flipped(flip, action, point, device_fault, chosen=bool(operation or group))
     _require_apart(device_fault is not None, (action, point, step, operation, group, rate), (device, recover, once))
     request: Request | None = None
     if device_fault is not None:
@@ -134,6 +146,18 @@ def _with_reason(job: ReachedJob, request: Request, why: str) -> Request:
     if not isinstance(request, InjectRequest):
         raise click.UsageError("--why is for a fault of a rank: --rank R, or --node NAME with --do.")
     return ControlRequest(InjectFault(request.fault), asker(job), reason(why))
+
+
+def _flipped(
+    flip: str | None, action: str | None, point: str | None, device_fault: str | None, *, chosen: bool
+) -> tuple[str | None, str | None]:
+    """Return what is done and where, if it is to flip bits. `chosen`: a collective is named as the place."""
+    if flip is None:
+        return action, point
+    if action is not None or device_fault is not None:
+        raise click.UsageError("--flip says what is done: leave out --do and --device-fault.")
+    kind = flip.partition(":")[0]
+    return f"flip_{flip}", point if point is not None or chosen else FLIP_POINTS[kind]
 
 
 def _require_apart(of_device: bool, caused: tuple[Any, ...], reported: tuple[Any, ...]) -> None:
@@ -160,7 +184,8 @@ def build(
     """Return what to ask the controller for. Raises UsageError where the options do not fit together."""
     if (rank is None) == (node is None):
         raise click.UsageError(WHICH)
-    what = t.FaultAction((action or "kill").replace("-", "_"))
+    done, _, bits = (action or "kill").partition(":")
+    what = t.FaultAction(done.replace("-", "_"))
     if node is not None:
         if (point, step, operation, group, rate) != (None, None, "", None, 0.0):
             raise click.UsageError(
@@ -177,7 +202,11 @@ def build(
     if point is None and (step is not None or rate > 0):
         point = t.InjectionPoint.FORWARD.value  # the beginning of the step
     at = None if point is None else t.InjectionPoint(point)
-    return InjectRequest(t.ArmedFault(rank, what, at, step, operation=operation, group=_members(group), rate=rate))
+    flipped = t.FlippedBits(bits or t.FlippedBits.ONE)
+    members = _members(group)
+    return InjectRequest(
+        t.ArmedFault(rank, what, at, step, operation=operation, group=members, bits=flipped, rate=rate)
+    )
 
 
 def _members(group: str | None) -> tuple[int, ...]:

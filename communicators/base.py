@@ -118,8 +118,11 @@ class Communicator(Protocol):
         """
         ...
 
-    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> "Met":
-        """Wait for all ranks; return what they have in common. Raises CommunicatorAborted or CommunicatorFailed."""
+    def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: "Gathering | None" = None) -> "Met":
+        """Wait for all ranks; return what they have in common. Raises CommunicatorAborted or CommunicatorFailed.
+
+        What ranks say in `gathering` all of them that gather have heard when they are through.
+        """
         ...
 
     def watch(self, observer: CollectiveObserver | None) -> None:
@@ -132,10 +135,22 @@ class Communicator(Protocol):
 
 
 class Met(NamedTuple):
-    """What all ranks know when they have passed a barrier: whether all agree, and the highest verdict of any."""
+    """The outcome of a barrier, the same on all ranks: whether all agree, and the highest verdict of any."""
 
     agrees: bool
     verdict: int = 0
+
+
+class Gathering(Protocol):
+    """Something that ranks tell all others with a barrier. With each of its rounds a rank hears of more of them."""
+
+    def said(self) -> bytes:
+        """Return what this rank knows by now: its own, and what it has heard."""
+        ...
+
+    def heard(self, said: bytes) -> None:
+        """Take in what another rank knows. The same may come twice."""
+        ...
 
 
 class DeviceMessage(NamedTuple):

@@ -18,7 +18,7 @@ from ..protocol.errors import CommunicatorAborted, CommunicatorFailed
 from ..protocol.types import Rendezvous
 from ..protocol.wording import ranks_text
 from .background import BackgroundTask
-from .base import DeviceMessage, Met, Transfer
+from .base import DeviceMessage, Gathering, Met, Transfer
 from .device_group import Batch, DeviceGroup
 from .generation_scope import GenerationScope, incomplete_group
 from .gloo.host_group import HostGroup
@@ -289,9 +289,9 @@ class DeviceCommunicator(ScopedCommunicator):
         """Send `blob` to rank `to` and return what rank `source` sends, from host to host."""
         return self._host.swap(blob, to, source)
 
-    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> Met:
+    def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait for all ranks, not for their devices; return whether all of them agree."""
-        return self._host.barrier(agrees=agrees, verdict=verdict)
+        return self._host.barrier(agrees=agrees, verdict=verdict, gathering=gathering)
 
     def remove(self, group: DeviceGroup) -> None:
         """Remove a group that torch destroys."""

@@ -16,15 +16,16 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ..protocol.errors import CommunicatorError
-from .base import Met
+from .base import Gathering, Met
 from .generation_scope import GenerationScope
 from .handshake import HANDSHAKE, NONCE_BYTES, Authenticator, HandshakeListener, Listener, NeighbourAddress
 
 CHUNK_BYTES = 32 * 1024
 _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not read
-# Number of the exchange, its kind, length of what follows; of a barrier, where nothing does, 1 for those who agree, and
-# twice the highest verdict that is known so far.
+# Number of the exchange, its kind, length of what follows; of a barrier 1 for those who agree, 2 where what is gathered
+# follows with its length, and four times the highest verdict that is known so far.
 _HEAD = struct.Struct("<QQQ")
+_LENGTH = struct.Struct("<Q")
 _BARRIER, _SWAP = 1, 2
 _MIN_S = 0.001
 _BACKLOG = 128
@@ -96,20 +97,28 @@ class Neighbours:
         self.barrier()
         self._limit(timeout_s)
 
-    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> Met:
+    def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait until all ranks have entered the barrier: in each round a rank learns of twice as many.
 
-        Return whether all of them agree, and the highest verdict of any (up to 2^29): the same on each.
+        Return whether all of them agree, and the highest verdict of any (up to 2^28): the same on each. What is
+        gathered travels along.
 
         Raises CommunicatorAborted or CommunicatorFailed, as does `swap`.
         """
         self._number += 1
         try:
             for distance in self._distances():
-                head = _HEAD.pack(self._number, _BARRIER, verdict << 1 | agrees)
-                self._to[(self.rank + distance) % self.world_size].sendall(head)
-                theirs = self._take_head((self.rank - distance) % self.world_size, _BARRIER)
-                agrees, verdict = bool(theirs & 1) and agrees, max(verdict, theirs >> 1)
+                outgoing, source = self._to[(self.rank + distance) % self.world_size], self.rank - distance
+                said = b"" if gathering is None else gathering.said()
+                head = _HEAD.pack(self._number, _BARRIER, verdict << 2 | bool(said) << 1 | agrees)
+                outgoing.sendall(head + _LENGTH.pack(len(said)) + said[:CHUNK_BYTES] if said else head)
+                theirs = self._take_head(source % self.world_size, _BARRIER)
+                agrees, verdict = bool(theirs & 1) and agrees, max(verdict, theirs >> 2)
+                if said or theirs & 2:
+                    incoming = self._from[source % self.world_size]
+                    heard = self._take_turns(said, self._take_length(incoming) if theirs & 2 else 0, outgoing, incoming)
+                    if gathering is not None and heard:
+                        gathering.heard(heard)
         except OSError as error:
             raise self._lost("barrier", error) from error
         return Met(agrees, verdict)
@@ -120,16 +129,10 @@ class Neighbours:
         deadline = time.monotonic() + self._limit_s
         outgoing, incoming = self.connection_to(to, deadline), self.connection_from(source, deadline)
         try:
-            # Sending and receiving take turns chunk by chunk, so that no ring of ranks can all be stuck sending.
             outgoing.sendall(_HEAD.pack(self._number, _SWAP, len(blob)) + blob[:CHUNK_BYTES])
-            arriving = memoryview(bytearray(self._take_head(source, _SWAP)))
-            for start in range(0, max(len(blob), len(arriving)), CHUNK_BYTES):
-                if start:
-                    outgoing.sendall(blob[start : start + CHUNK_BYTES])
-                self._fill(incoming, arriving[start : start + CHUNK_BYTES])
+            return self._take_turns(blob, self._take_head(source, _SWAP), outgoing, incoming)
         except OSError as error:
             raise self._lost("swap", error) from error
-        return bytes(arriving)
 
     def cut(self) -> None:
         """Shut the sockets down: calls under way, and all later ones, fail. Any thread; returns at once."""
@@ -206,6 +209,27 @@ class Neighbours:
         if length > _MAX_BYTES:
             raise ConnectionError(f"rank {source} announces {length} bytes, more than any rank-local state has")
         return int(length)
+
+    def _take_length(self, connection: socket.socket) -> int:
+        """Return how many bytes follow that were gathered."""
+        found = bytearray(_LENGTH.size)
+        self._fill(connection, memoryview(found))
+        (length,) = _LENGTH.unpack(found)
+        if length > _MAX_BYTES:
+            raise ConnectionError(f"a neighbour announces {length} bytes in a barrier")
+        return int(length)
+
+    def _take_turns(self, blob: bytes, length: int, outgoing: socket.socket, incoming: socket.socket) -> bytes:
+        """Send `blob` but for its first chunk, which has gone with the head; return the `length` bytes that arrive.
+
+        Chunk by chunk, so that no ring of ranks can all be stuck sending.
+        """
+        arriving = memoryview(bytearray(length))
+        for start in range(0, max(len(blob), length), CHUNK_BYTES):
+            if start:
+                outgoing.sendall(blob[start : start + CHUNK_BYTES])
+            self._fill(incoming, arriving[start : start + CHUNK_BYTES])
+        return bytes(arriving)
 
     @staticmethod
     def _fill(connection: socket.socket, view: memoryview) -> None:

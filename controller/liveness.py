@@ -247,4 +247,6 @@ class ProgressBoard:
             copied_steps=progress.copied_steps,
             copied_bytes=progress.copied_bytes,
             guest_copies=progress.guest_copies,
+            agreed_step=progress.agreed_step,
+            unchecked=progress.unchecked,
         )

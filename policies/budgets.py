@@ -43,6 +43,14 @@ class NodeFailure(msgspec.Struct, frozen=True):
     at_s: float
 
 
+class WrongVote(msgspec.Struct, frozen=True):
+    """A rank was wrong in a vote on what all ranks hold, while it was on this node: a strike."""
+
+    rank: int
+    node: str
+    at_s: float
+
+
 class FailedRung(msgspec.Struct, frozen=True):
     """A rung that was taken in this incident and did not lead to a resume, with what went wrong in words."""
 

@@ -14,7 +14,7 @@ from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_name
 from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
 from ..protocol.incidents import NoticeKind
-from ..protocol.types import RepairLinks, RestoreSource, Rung, StandbyDepth
+from ..protocol.types import IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
@@ -141,6 +141,18 @@ class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every_steps: Count | Literal["auto"] = "auto"
     copies: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
     memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] | None = None
+
+
+class IntegrityPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often ranks vote on what they hold (0: never), and what is done about one that is wrong.
+
+    A rank that was wrong `strikes` times on one node within `window_s` is moved to another node.
+    """
+
+    every_steps: CountOrZero = 0
+    then: IntegrityAction = IntegrityAction.ROLLBACK
+    strikes: Count = 2
+    window_s: Seconds = 86_400.0
 
 
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -323,6 +335,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restore: tuple[RestoreSource, ...] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
     save_before_reschedule: bool = True  # what healthy processes hold is written before a rung ends all of them
     host_copy: HostCopyPolicy = HostCopyPolicy()
+    integrity: IntegrityPolicy = IntegrityPolicy()
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     standby: StandbyPolicy = StandbyPolicy()
     stall: StallPolicy = StallPolicy()

@@ -80,6 +80,11 @@ def check_room(size_bytes: int, *, most_bytes: int, ranks: int, nodes: int = 1) 
         )
 
 
-def file_to_write(steps: Sequence[int]) -> int:
-    """Return which file is written next, of files with copies of these steps, 0 being none: never the newest one."""
-    return min(range(len(steps)), key=steps.__getitem__)
+def file_to_write(steps: Sequence[int], agreed: int | None = None) -> int:
+    """Return which file is written next, of files with copies of these steps, 0 being none: never the newest one.
+
+    `agreed`: the newest state that passed a vote of the ranks, where they vote. The newest copy of such a state stays
+    then, whatever is newer: it is what all go back to if the next vote is lost.
+    """
+    kept = 0 if agreed is None else max((step for step in steps if step <= agreed), default=0)
+    return min((index for index, step in enumerate(steps) if not kept or step != kept), key=steps.__getitem__)

@@ -6,7 +6,7 @@ which they are written here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,13 @@ class OpenShard(Protocol):
         The transfer reads and writes their memory as it is, without a copy.
         """
         ...
+
+
+class ShardDigest(NamedTuple):
+    """Hashes of what a rank holds of a shard: of all that every holder has to have the same, and of its tensors."""
+
+    whole: int
+    tensors: int
 
 
 class Framework(Protocol):
@@ -238,11 +245,20 @@ class Trailing(Protocol):
 
 
 @runtime_checkable
+class Exposed(Protocol):
+    """A framework that shows its gradients, so that bits can be flipped in them on purpose."""
+
+    def gradients(self) -> Sequence["torch.Tensor"]:
+        """Return the gradients of this rank, as its update will use them. Runs where a fault is injected."""
+        ...
+
+
+@runtime_checkable
 class Comparable(Protocol):
     """A framework whose shards have the same bytes on all of their holders, so that hashes of them can be compared."""
 
-    def digests(self) -> dict[str, int]:
-        """Return a hash of each shard that this rank holds. Runs once, before the second update of the job."""
+    def digests(self) -> dict[str, ShardDigest]:
+        """Hash each shard that this rank holds. Runs before the second update of the job, and where ranks vote."""
         ...
 
 

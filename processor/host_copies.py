@@ -71,6 +71,7 @@ class HostCopies:
         self._under_way: _Copying | None = None
         self._agreed = self._off = False
         self._thread: _CopyThread | None = None
+        self.voted: int | None = None  # the newest state that passed a vote; None: ranks do not vote
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps of which a whole copy of this rank is here that this world can use."""
@@ -240,7 +241,7 @@ class HostCopies:
             tensors += opened.tensors
         index = msgspec.msgpack.encode(_Index(shards, local))
         size_bytes = sum(tensor.nbytes for tensor in tensors)
-        file = self._files[file_to_write(self._steps())]
+        file = self._files[file_to_write(self._steps(), self.voted)]
         self._check_room(len(index) + size_bytes)
         header = CopyHeader(runtime.rank, runtime.world_size, step, runtime.generation, len(index), size_bytes)
         half_done, hand_over = partial(self._half_done, step), self._keeper.hand_over

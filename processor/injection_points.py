@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, InjectedFault
-from ..protocol.faults import DEVICE_FAULT_ACTIONS, ArmedFault, FaultAction, InjectionPoint
+from ..protocol.faults import DEVICE_FAULT_ACTIONS, FLIP_ACTIONS, ArmedFault, FaultAction, InjectionPoint
 
 if TYPE_CHECKING:
     import torch
 
 # They strike the train thread, so they need it at a certain place.
-_IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | {FaultAction.RAISE, FaultAction.HANG}
+_IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | FLIP_ACTIONS | {FaultAction.RAISE, FaultAction.HANG}
 
 
 def _cannot(action: FaultAction) -> None:
     raise ConfigurationError(f"{action} can only be caused on the fake device (`midstep run --device fake`)")
+
+
+def _cannot_flip(fault: ArmedFault) -> None:
+    raise ConfigurationError(f"{fault.action} needs a train state of which midstep knows the tensors")
 
 
 class InjectionPoints:
@@ -42,6 +46,7 @@ class InjectionPoints:
         self._rank = rank
         self._incarnation = incarnation
         self._harm = harm
+        self.flip: Callable[[ArmedFault], None] = _cannot_flip  # set when there is a train state
         self._dice = random.Random(f"{rank}/{incarnation}")
         self._armed: list[ArmedFault] = []
         self._now: list[ArmedFault] = []
@@ -88,6 +93,8 @@ class InjectionPoints:
     def _inject(self, fault: ArmedFault) -> None:
         if fault.action in DEVICE_FAULT_ACTIONS:
             self._harm(fault.action)
+        elif fault.action in FLIP_ACTIONS:
+            self.flip(fault)
         elif fault.action is FaultAction.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.action is FaultAction.STOP:

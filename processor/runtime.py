@@ -22,6 +22,7 @@ from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.rank_logs import debug_log
 from ..protocol.types import (
     ArmedFault,
+    Assertion,
     FaultKind,
     FaultLevel,
     FaultReport,
@@ -250,6 +251,8 @@ class Runtime:
         *,
         mendable: bool = False,
         trusted_step: int | None = None,
+        fault_id: str = "",
+        assertion: Assertion = Assertion.ONCE,
     ) -> None:
         """Report a fault of this rank. `mendable`: this process stays alive and can mend it. See FaultReport."""
         report = FaultReport(
@@ -264,6 +267,8 @@ class Runtime:
             level=level,
             mendable=mendable,
             trusted_step=trusted_step,
+            fault_id=fault_id,
+            assertion=assertion,
         )
         self.post(FaultReported(report))
 

@@ -15,6 +15,7 @@ import xxhash
 from ..communicators.host_memory import memory_of
 from ..protocol.errors import ConfigurationError
 from . import tree
+from .framework import ShardDigest
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +45,14 @@ class Shard:
         """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def digest(self, *, with_header: bool = True) -> int:
-        """Return a hash of the tensors, and of the header if that has to be the same on all holders."""
-        found = xxhash.xxh3_64(self.header if with_header else b"")
+    def digest(self, *, with_header: bool = True) -> ShardDigest:
+        """Hash the tensors, and the header if that has to be the same on all holders."""
+        found = xxhash.xxh3_64()
         for tensor in self.tensors:
             found.update(memory_of(tree.tensor_bytes(tensor)))
-        return found.intdigest()
+        tensors = found.intdigest()
+        found.update(self.header if with_header else b"")
+        return ShardDigest(found.intdigest(), tensors)
 
 
 def refuse_differing(digests: dict[str, int], runtime: "Runtime") -> None:

@@ -17,7 +17,7 @@ import msgspec
 from ..protocol.errors import CallbackFailed, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
-from ..protocol.types import Activity, FaultKind, InjectionPoint
+from ..protocol.types import Activity, ArmedFault, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
@@ -34,6 +34,7 @@ from .runtime import Runtime
 from .session import Order
 from .shard import refuse_differing
 from .step_order import StepState
+from .votes import Votes
 
 if TYPE_CHECKING:
     from .framework import Framework
@@ -56,6 +57,8 @@ class TrainThread(Surroundings):
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
         self._own = LocalState(framework, runtime.device)
         self._copies = HostCopies(runtime, framework)
+        runtime.injection_points.flip = _flip(runtime, framework)
+        self._votes = Votes(runtime, framework, step_state)
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
         self._exception_policy = ExceptionPolicy(runtime)
@@ -118,7 +121,10 @@ class TrainThread(Surroundings):
 
     def begins(self, step: int) -> bool:
         """Return whether a step may be begun; False at a boundary at which all ranks stop."""
-        return self._runtime.begins(step)
+        begins = self._runtime.begins(step)
+        if begins:
+            self._votes.begins(step, before_checkpoint=self._checkpoints.due(step))
+        return begins
 
     def loop_begins(self) -> None:
         """Have the first step after a recovery draw the random numbers that it drew without one.
@@ -142,14 +148,22 @@ class TrainThread(Surroundings):
         """
         if step == COMPARED_AT and isinstance(self._framework, Comparable):
             self._runtime.step_clock.doing(Activity.PAUSED)  # hashing takes its time, and is no stall
-            refuse_differing(self._framework.digests(), self._runtime)
+            refuse_differing({name: each.whole for name, each in self._framework.digests().items()}, self._runtime)
             self._runtime.step_clock.doing(Activity.COMMITTING)
         self._runtime.local_states.swap(step, blob)
 
     def meet(self, index: int) -> None:
-        """Pass the commit barrier with all ranks. From then on the update must not end halfway."""
+        """Pass the commit barrier with all ranks. From then on the update must not end halfway.
+
+        Raises Interrupted where a vote is lost: no rank applies the update.
+        """
         agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
-        self._copies.agreed(by_all=self._runtime.communicator.barrier(agrees=agrees).agrees)
+        ballot = self._votes.ballot()
+        met = self._runtime.communicator.barrier(agrees=agrees, gathering=ballot)
+        if ballot is not None:
+            self._votes.counted(index, ballot)
+            self._copies.voted = self._votes.agreed
+        self._copies.agreed(by_all=met.agrees)
         self._runtime.shield()
         self._exception_policy.update_begins(index)
 
@@ -240,6 +254,7 @@ class TrainThread(Surroundings):
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
         self._copies.resumed(self._phases.rejoined)
+        self._votes.resumed(self._step_state.count)
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
             self._own.remember_random()
         try:
@@ -296,6 +311,15 @@ class TrainThread(Surroundings):
         return self._checkpoints.save_emergency(
             order.step, order.generation, publish=order.publish, shards=order.shards
         )
+
+
+def _flip(runtime: "Runtime", framework: "Framework") -> Callable[[ArmedFault], None]:
+    def flip(fault: ArmedFault) -> None:
+        from .bit_flips import BitFlips  # of use to few, and MindSpore has no torch
+
+        BitFlips(framework, runtime.rank, runtime.incarnation).flip(fault)
+
+    return flip
 
 
 class ExceptionPolicy:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NotUnderMidstep, RecoveryError
 from ..protocol.types import ShardHold
-from .framework import OpenShard
+from .framework import OpenShard, ShardDigest
 from .shard import Shard
 from .values import TrailingValues, Value
 
@@ -125,7 +125,7 @@ class WholeState:
         """Return the shards that this rank writes into checkpoints: on rank 0 the replicated one."""
         return (SHARD_ID,) if self._rank == 0 else ()
 
-    def digests(self) -> dict[str, int]:
+    def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of the replicated shard."""
         return {SHARD_ID: self._open().digest()}
 

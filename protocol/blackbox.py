@@ -10,6 +10,7 @@ Layout, native byte order and alignment (both ends are on one machine)::
     0      identity    magic, layout version, rank, capacity of a slot
     64     progress    sequence, pid, incarnation, generation, step, activity, collectives,
                        activity_began_s, step_began_s, median_step_s: ten words of 8 bytes
+    144    votes       the newest state that passed one, shards here that none can check: each stands alone
     256    4 slots     local, local, peer, peer; each a header of 64 bytes and the capacity
            header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
 
@@ -42,6 +43,8 @@ _SEQUENCE = _PROGRESS_BYTES // _WORD_BYTES
 _ACTIVITY = _SEQUENCE + 5
 _COLLECTIVES = _SEQUENCE + 6
 _ACTIVITY_BEGAN = _SEQUENCE + 7
+_AGREED = _SEQUENCE + 10
+_UNCHECKED = _SEQUENCE + 11
 _ACTIVITIES = tuple(Activity)
 _ACTIVITY_CODES = {activity: code for code, activity in enumerate(_ACTIVITIES, start=1)}
 _SLOT_HEADER_BYTES = 64
@@ -267,6 +270,10 @@ class BlackBox:
         """Write how many collectives the train thread has entered in this generation."""
         self._words[_COLLECTIVES] = count
 
+    def set_votes(self, agreed_step: int, unchecked: int) -> None:
+        """Write which state has passed the last vote, and how many shards here no vote can check."""
+        self._words[_AGREED], self._words[_UNCHECKED] = agreed_step, unchecked
+
     def read_progress(self, now_s: float) -> RankProgress | None:
         """Read the step clock at `now_s` (monotonic); None when it was never written.
 
@@ -287,6 +294,8 @@ class BlackBox:
             activity_age_s=max(0.0, now_s - activity_began),
             step_age_s=max(0.0, now_s - step_began),
             median_step_s=median,
+            agreed_step=max(0, self._words[_AGREED]),
+            unchecked=max(0, self._words[_UNCHECKED]),
         )
 
     def read_clock(self) -> tuple[tuple[Any, ...], bool]:

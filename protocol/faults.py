@@ -32,6 +32,8 @@ class FaultKind(StrEnum):
     LINK_UP = "link_up"  # a communicator could not be built
     UNRESPONSIVE = "unresponsive"  # a command was not carried out before its deadline, or the process is stopped
     CORRUPTION = "corruption"  # a checksum was wrong, or a rank is at another step than it was ordered to
+    ODD_COPY = "odd_copy"  # what a rank holds is not what the majority holds, or has changed by itself
+    COPIES_DIFFER = "copies_differ"  # and a vote alone cannot say who is wrong
     NODE_LOST = "node_lost"  # the node or its agent is gone
     START_FAILED = "start_failed"  # a replacement process never joined
     DEVICE = "device"  # a detector reported the device
@@ -223,6 +225,9 @@ class FaultAction(StrEnum):
     EXIT = "exit"  # exit status 1, without a word
     HANG = "hang"  # sleep in Python for ever
     KILL_NODE = "kill_node"  # agent and processes of the node, at once
+    FLIP_PARAMETER = "flip_parameter"  # bits of a parameter, and nothing is raised
+    FLIP_MOMENT = "flip_moment"  # of the optimizer's state
+    FLIP_GRADIENT = "flip_gradient"  # of a gradient that is final
     # The rest is for a device that can be harmed, which is the fake one.
     MEMORY_TEMPORARY = "memory_temporary"  # an uncorrectable error in memory that nothing lasting uses
     MEMORY_PERSISTENT = "memory_persistent"  # in a parameter
@@ -241,7 +246,18 @@ class FaultAction(StrEnum):
     DROP_DEVICE = "drop_device"  # the device is gone until it is reset
 
 
+FLIP_ACTIONS = frozenset({FaultAction.FLIP_PARAMETER, FaultAction.FLIP_MOMENT, FaultAction.FLIP_GRADIENT})
 DEVICE_FAULT_ACTIONS = frozenset(list(FaultAction)[list(FaultAction).index(FaultAction.MEMORY_TEMPORARY) :])
+
+
+class FlippedBits(StrEnum):
+    """The bits that a flip changes."""
+
+    ONE = "one"  # a high one of the mantissa of an element
+    SIGN = "sign"
+    EXPONENT = "exponent"  # one of its bits
+    ELEMENT = "element"  # it gets another value
+    TENSOR = "tensor"  # a bit of each element
 
 
 class ArmedFault(msgspec.Struct, frozen=True):
@@ -257,3 +273,4 @@ class ArmedFault(msgspec.Struct, frozen=True):
         tuple[Rank, ...], Meta(max_length=MOST_OF_A_RANK)
     ] = ()  # only in the process group of these ranks; (): any
     rate: Share = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once
+    bits: FlippedBits = FlippedBits.ONE  # of a flip

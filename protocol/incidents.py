@@ -144,6 +144,8 @@ class RankStatus(msgspec.Struct, frozen=True):
     copied_steps: tuple[int, ...] = ()  # of its copies in host memory
     copied_bytes: int = 0
     guest_copies: tuple[GuestCopy, ...] = ()  # of ranks of other nodes, kept here
+    agreed_step: int = 0  # the newest state that passed a vote; 0: none has
+    unchecked: int = 0  # shards that no vote can check
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

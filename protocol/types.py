@@ -18,6 +18,7 @@ from .faults import FaultAction as FaultAction
 from .faults import FaultKind as FaultKind
 from .faults import FaultLevel as FaultLevel
 from .faults import FaultReport as FaultReport
+from .faults import FlippedBits as FlippedBits
 from .faults import InjectionPoint as InjectionPoint
 
 CONTROLLER = "controller"
@@ -80,6 +81,14 @@ class RestoreSource(StrEnum):
     REPLICA = "replica"
     HOST_COPY = "host_copy"  # each rank's own copy, in memory that outlives its process
     CHECKPOINT = "checkpoint"
+
+
+class IntegrityAction(StrEnum):
+    """The treatment of a vote that is lost: the copies of a shard are not equal, or memory has changed by itself."""
+
+    ROLLBACK = "rollback"  # all go back to a state that is known to be right, and repeat
+    REPAIR = "repair"  # who is wrong gets the copy of the majority, whatever it may have spoilt before
+    REPORT = "report"  # it is shown, and training goes on
 
 
 class ShardHold(msgspec.Struct, frozen=True):
@@ -230,6 +239,8 @@ class RankProgress(msgspec.Struct, frozen=True):
     copied_steps: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of its copies in host memory
     copied_bytes: Count = 0  # the memory that they take, and those of others here
     guest_copies: Annotated[tuple[GuestCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of others, kept here
+    agreed_step: Count = 0  # the newest state that passed a vote; 0: none has
+    unchecked: Count = 0  # shards here that no vote can check
 
 
 class RunningProcess(msgspec.Struct, frozen=True):
@@ -285,6 +296,8 @@ class JobSettings(msgspec.Struct, frozen=True):
     host_copy_every_steps: int = 0  # 0: as often as hardly costs anything
     host_copy_bytes: int = 0  # of a node, for all of its ranks; 0: half of what is free when the first is made
     host_copy_nodes: int = 1  # on which each copy is
+    integrity_every_steps: int = 0  # ranks compare hashes of what they hold; 0: never
+    integrity_then: IntegrityAction = IntegrityAction.ROLLBACK
     resizes: bool = False  # the world may continue with fewer nodes
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
     spare_s: float | None = 600.0  # without a rank, it leaves

@@ -27,6 +27,8 @@ FAULT_WORDS = {
     FaultKind.LINK_UP: FaultWords("link-up failed", "could not build its communicators"),
     FaultKind.UNRESPONSIVE: FaultWords("unresponsive", "did not answer in time"),
     FaultKind.CORRUPTION: FaultWords("corruption", "came back with corrupt state"),
+    FaultKind.ODD_COPY: FaultWords("odd copy", "held something else than the other holders, or memory that changed"),
+    FaultKind.COPIES_DIFFER: FaultWords("copies differ", "held another copy than its only other holder"),
     FaultKind.NODE_LOST: FaultWords("node lost", "went away"),
     FaultKind.START_FAILED: FaultWords("start failed", "could not be started"),
     FaultKind.DEVICE: FaultWords("device fault", "had a device fault"),

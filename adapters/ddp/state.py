@@ -217,6 +217,10 @@ class TrainState(WholeState):
         for layout in self._layouts.values():
             layout.refresh()
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that this rank's update will use."""
+        return [parameter.grad for parameter in self._all_parameters() if parameter.grad is not None]
+
     def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there."""
         modules = list(self.registry.modules.values())

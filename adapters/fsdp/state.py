@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ...communicators.process_group import ReplaceableGroup
-from ...processor.framework import OpenShard
+from ...processor.framework import OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward_of_layers, fire_in_forward
 from ...processor.registry import by_name
 from ...processor.runtime import Runtime
@@ -23,7 +23,7 @@ from ...protocol.types import InjectionPoint, ShardHold
 from ..ddp.state import TrainState, without_ddp
 from ..process_groups import walk_groups
 from .compatibility import clear_iteration, drop_gradients, fsdp_states, refuse_unsupported, reshard
-from .shards import Piece, RankLayout, find_pieces
+from .shards import Piece, RankLayout, find_pieces, local
 
 
 class ShardedTrainState(TrainState):
@@ -56,7 +56,7 @@ class ShardedTrainState(TrainState):
         """Return the shards that this rank writes into checkpoints: those of which it is the first holder."""
         return tuple(name for name, piece in self._pieces.items() if piece.writer == self._rank)
 
-    def digests(self) -> dict[str, int]:
+    def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of each shard."""
         return {name: piece.open().digest() for name, piece in self._pieces.items()}
 
@@ -108,6 +108,10 @@ class ShardedTrainState(TrainState):
         """Drop gradients, also those that were accumulated and not reduced."""
         drop_gradients(self._modules)
         super().rolled_back(step)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return this rank's pieces of the gradients."""
+        return [local(each) for each in super().gradients()]
 
     def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there."""

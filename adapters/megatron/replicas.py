@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ...processor.framework import OpenShard
+from ...processor.framework import OpenShard, ShardDigest
 from ...processor.shard import Shard
 from ...protocol.compat import StrEnum
 from ...protocol.errors import ConfigurationError, RecoveryError
@@ -109,7 +109,7 @@ class Replicas:
         """Return the shards that this rank writes into checkpoints, as their first holder."""
         return tuple(shard_id for shard_id, piece in self._pieces.items() if piece.first)
 
-    def digests(self) -> dict[str, int]:
+    def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of the tensors of each shard that is here, the peer copy included."""
         here = {shard_id: piece for shard_id, piece in self._pieces.items() if self._is_here(piece)}
         return {shard_id: piece.open().digest(with_header=False) for shard_id, piece in here.items()}

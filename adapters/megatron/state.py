@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ...processor.framework import OpenShard
+from ...processor.framework import OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...protocol.types import InjectionPoint, ShardHold
 from .buddy import Buddies, say
@@ -89,7 +89,7 @@ class MegatronState:
         """Return the shards that this rank writes into checkpoints, as their first holder."""
         return self._replicas.written_here()
 
-    def digests(self) -> dict[str, int]:
+    def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of each shard that is here."""
         return self._replicas.digests()
 

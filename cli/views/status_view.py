@@ -12,7 +12,7 @@ from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.reports import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
-from ...protocol.wording import nodes_text, numbers_text, one_line
+from ...protocol.wording import nodes_text, numbers_text, one_line, ranks_text
 from .controls_text import record_lines, standing_lines
 from .report_text import (
     budget_table,
@@ -41,7 +41,13 @@ _RESTARTS = 5
 def status_view(status: JobStatus) -> RenderableType:
     """Return the status as text; the first line is what the job is doing."""
     parts: list[RenderableType] = [job_line(status), _figures(status), *time_line(status), summary_line(status)]
-    parts += [*copy_lines(status), *controller_lines(status), *hold_lines(status), *webhook_lines(status)]
+    parts += [
+        *copy_lines(status),
+        *vote_lines(status),
+        *controller_lines(status),
+        *hold_lines(status),
+        *webhook_lines(status),
+    ]
     parts += standing_lines(status)
     parts.extend((Rule(style="dim", characters="-"), rank_table(status.ranks)))
     parts.extend((Text(""), node_table(status.nodes), *imports_lines(status.nodes)))
@@ -92,6 +98,19 @@ def copy_left(ranks: Sequence[RankStatus], lost: Collection[str] = ()) -> int:
             for kept in rank.guest_copies:
                 left.setdefault(kept.rank, set()).add(kept.step)
     return max(set.intersection(*left.values()), default=0) if left else 0
+
+
+def vote_lines(status: JobStatus) -> list[Text]:
+    """Return which state has passed the last vote of the ranks, and what no vote checks; nothing where none is held."""
+    agreed = [rank.agreed_step for rank in status.ranks]
+    if not any(agreed):
+        return []
+    step = min(agreed)
+    unchecked = [rank.rank for rank in status.ranks if rank.unchecked]
+    only = f"; not checked: shards of {ranks_text(unchecked)}, of which there is no other copy" if unchecked else ""
+    age = count_text(max(0, status.committed - step), "step")
+    passed = f"the copies of step {step} are equal, {age} ago" if step else "not yet on all ranks"
+    return [Text(f"votes: {passed}{only}", style="yellow" if unchecked else "")]
 
 
 def webhook_lines(status: JobStatus) -> list[Text]:

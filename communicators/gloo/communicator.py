@@ -12,7 +12,7 @@ import torch
 from ...protocol.errors import CommunicatorAborted
 from ...protocol.types import Rendezvous
 from ..background import Abandoned, BackgroundTask, Disposal
-from ..base import Met, Transfer
+from ..base import Gathering, Met, Transfer
 from ..generation_scope import GenerationScope, incomplete_group
 from ..handshake import Authenticator
 from ..neighbours import Neighbours
@@ -232,10 +232,12 @@ class GlooCommunicator(ScopedCommunicator):
         neighbours = self._open_neighbours("swap")
         return neighbours.swap(blob, to, source) if neighbours is not None else blob
 
-    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> Met:
+    def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait for all ranks; return what they have in common."""
         neighbours = self._open_neighbours("barrier")
-        return Met(agrees, verdict) if neighbours is None else neighbours.barrier(agrees=agrees, verdict=verdict)
+        if neighbours is None:
+            return Met(agrees, verdict)
+        return neighbours.barrier(agrees=agrees, verdict=verdict, gathering=gathering)
 
     def _open_neighbours(self, op: str) -> Neighbours | None:
         if self._scope.reason is not None:

@@ -10,7 +10,7 @@ import numpy as np
 from ...protocol.errors import CommunicatorFailed
 from ...protocol.types import Rendezvous
 from ..background import BackgroundTask
-from ..base import CollectiveObserver, Met, Transfer
+from ..base import CollectiveObserver, Gathering, Met, Transfer
 from ..generation_scope import GenerationScope
 from ..handshake import TcpMember
 from ..messages import Messages
@@ -170,10 +170,12 @@ class TcpCommunicator(ScopedCommunicator):
         neighbours = self._open("swap")
         return neighbours.swap(blob, to, source) if neighbours is not None else blob
 
-    def barrier(self, *, agrees: bool = False, verdict: int = 0) -> Met:
+    def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait for all ranks; return what they have in common."""
         neighbours = self._open("barrier")
-        return Met(agrees, verdict) if neighbours is None else neighbours.barrier(agrees=agrees, verdict=verdict)
+        if neighbours is None:
+            return Met(agrees, verdict)
+        return neighbours.barrier(agrees=agrees, verdict=verdict, gathering=gathering)
 
     def _open(self, op: str) -> Neighbours | None:
         """Return the connections; None before the first `reconnect`, when a rank is alone with its own input."""

@@ -22,7 +22,10 @@ from .world import NodeState
 
 
 def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
-    return _sort_out(state, do.SortOut(event.report))
+    report = event.report
+    if report.kind is FaultKind.ODD_COPY:
+        return [do.CountWrong(report)]
+    return _sort_out(state, do.SortOut(report))
 
 
 def _sort_out(state: JobState, rec: do.SortOut) -> Recs:

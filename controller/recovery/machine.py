@@ -32,6 +32,7 @@ controller that takes over; what may never be true of it. A topic changes its ow
 returns recommendations. Below the topics are the facts, and the verbs that send a command for each change
 (`orders.py`).
 
+    integrity   strikes of ranks that were wrong in a vote on what all hold
     hardware    faults of devices and nodes: the book, and whether a rank is hurt
     nodes       nodes that come, go, are promised and checked; the platform; operators' injuries
     decision    facts, ladder, rung, attempt, cost
@@ -88,6 +89,7 @@ from .decision import DECISION
 from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fault_book import FaultBook
 from .hardware import HARDWARE
+from .integrity import INTEGRITY
 from .lifecycle import LIFECYCLE
 from .nodes import NODES
 from .planned_change import PLANNED
@@ -98,7 +100,7 @@ from .state import Arrivals, JobState, Phase
 from .topic import ALIVE, Owed, PhaseLimit, Recommendation, Recs, Row, Rule, Topic
 from .world import NOT_STOPPED, REACHABLE, Meeting, Node, NodeState, World
 
-TOPICS = (HARDWARE, NODES, DECISION, BLAME, BOUNDARY, PLANNED, CONTROLS, START, LIFECYCLE, SAVING, SPARES)
+TOPICS = (HARDWARE, INTEGRITY, NODES, DECISION, BLAME, BOUNDARY, PLANNED, CONTROLS, START, LIFECYCLE, SAVING, SPARES)
 
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.budgets import NodeFailure, Spent, failures_by_node
+from ...policies.budgets import NodeFailure, Spent, WrongVote, failures_by_node
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
@@ -233,8 +233,7 @@ class Planned:
     def before_boundary(self, committed: int) -> bool:
         """Return whether a rank that has committed so many steps has yet to reach the boundary.
 
-        Only there does it stop in this generation: what it says of an earlier stop is an old word, of how it came into
-        it.
+        Only there does it stop in this generation: what it says of an earlier stop is of how it came into it.
         """
         change = self.current
         return change is not None and change.after_step is not None and committed < change.after_step
@@ -250,6 +249,7 @@ class Accounts:
 
     paid: list[Spent] = field(default_factory=list)  # for attempts that are over, as long as a budget counts them
     node_failures: list[NodeFailure] = field(default_factory=list)
+    strikes: list[WrongVote] = field(default_factory=list)  # within the policy's window
     restarts: int = 0  # of the whole world
 
 

@@ -119,6 +119,41 @@ def test_a_barrier_tells_every_rank_the_highest_verdict(connected: Callable[[int
         assert world.all(pass_it) == [Met(True, 7)] * size
 
 
+class Gathered:
+    """Ranks that have been heard, and some bytes of each."""
+
+    def __init__(self, rank: int, length: int) -> None:
+        self.ranks = {rank}
+        self._length = length
+
+    def said(self) -> bytes:
+        return bytes(sorted(self.ranks)) + b"." * self._length
+
+    def heard(self, said: bytes) -> None:
+        self.ranks |= {*said.rstrip(b".")}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("length", [0, 500_000])
+def test_what_is_gathered_in_a_barrier_comes_to_all_that_gather(
+    connected: Callable[[int], World], size: int, length: int
+) -> None:
+    """However much it is. A rank that gathers nothing is not held up."""
+    world = connected(size)
+    gathered = [Gathered(rank, length) for rank in range(size)]
+
+    def pass_it(rank: int, neighbours: Neighbours) -> Met:
+        return neighbours.barrier(agrees=True, verdict=rank, gathering=gathered[rank])
+
+    assert world.all(pass_it) == [Met(True, size - 1)] * size
+    assert [each.ranks for each in gathered] == [{*range(size)}] * size
+
+    def one_does_not(rank: int, neighbours: Neighbours) -> Met:
+        return neighbours.barrier(gathering=gathered[rank] if rank else None)
+
+    assert world.all(one_does_not) == [Met(False, 0)] * size
+
+
 @pytest.mark.parametrize("shift", [1, 2, 3])
 @pytest.mark.parametrize("length", [0, 10_000, 3_000_000])
 def test_a_swap_brings_each_rank_what_its_ward_sent(connected: Callable[[int], World], shift: int, length: int) -> None:

@@ -3,9 +3,9 @@
 import click
 import pytest
 
-from midstep.cli.inject import FAULT_ACTIONS, INJECTION_POINTS, build
+from midstep.cli.inject import FAULT_ACTIONS, FLIPPED, FLIPS, INJECTION_POINTS, build
 from midstep.controller.endpoints.control_requests import InjectRequest, KillNodeRequest
-from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
+from midstep.protocol.types import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 
 COLLECTIVE = ("operation", "group", "rate")  # the options after the first five
 
@@ -17,6 +17,10 @@ COLLECTIVE = ("operation", "group", "rate")  # the options after the first five
         (
             (0, None, "raise", "backward", 7),
             InjectRequest(ArmedFault(0, FaultAction.RAISE, InjectionPoint.BACKWARD, 7)),
+        ),
+        (
+            (2, None, "flip_moment:sign", "update", None),
+            InjectRequest(ArmedFault(2, FaultAction.FLIP_MOMENT, InjectionPoint.UPDATE, bits=FlippedBits.SIGN)),
         ),
         ((0, None, "hang", None, 7), InjectRequest(ArmedFault(0, FaultAction.HANG, InjectionPoint.FORWARD, 7))),
         (
@@ -62,6 +66,7 @@ def test_options_that_do_not_fit_are_refused_with_what_to_do(options: tuple, rem
 
 
 def test_every_fault_action_and_injection_point_can_be_named() -> None:
-    assert len(FAULT_ACTIONS) == len(FaultAction)
+    assert len(FAULT_ACTIONS) + len(FLIPS) == len(FaultAction)
+    assert len(FLIPPED) == len(FLIPS) * len(FlippedBits)
     assert len(INJECTION_POINTS) == len(InjectionPoint)
     assert all("_" not in name for name in FAULT_ACTIONS)

@@ -80,3 +80,23 @@ def test_files_without_a_copy_take_nothing() -> None:
     """The agent makes them before it is known how much they will hold."""
     fds = create_copy_files(0)
     assert (copied_steps(fds, 0), copied_bytes(fds)) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "unchecked", "words"),
+    [
+        ((10, 10, 10, 10), (0, 0, 0, 0), "votes: the copies of step 10 are equal, 2 steps ago\n"),
+        ((10, 10, 10, 10), (0, 1, 0, 1), "2 steps ago; not checked: shards of ranks 1, 3, of which there is no"),
+        ((10, 0, 10, 10), (0, 0, 0, 0), "votes: not yet on all ranks"),
+    ],
+)
+def test_status_says_which_state_has_passed_a_vote(
+    cluster: FakeCluster, agreed: tuple[int, ...], unchecked: tuple[int, ...], words: str
+) -> None:
+    """And of whose shards there is no other copy to vote on."""
+    status = cluster.machine.status(cluster.now)
+    board = ProgressBoard(world_size=len(status.ranks))
+    for rank, step, alone in zip(status.ranks, agreed, unchecked, strict=True):
+        clock = RankProgress(rank.rank, rank.incarnation, 1, 12, Activity.COMPUTING, 0, 0.0, 0.0, 0.1)
+        board.take(NodeHeartbeat(rank.node, 1.0, (msgspec.structs.replace(clock, agreed_step=step, unchecked=alone),)))
+    assert words in "\n".join(line.rstrip() for line in shown(board.overlay(status)).splitlines())

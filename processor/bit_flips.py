@@ -1,0 +1,86 @@
+"""Flip bits of what a rank holds, on purpose: what `midstep inject --flip` does in the training process.
+
+The memory is changed behind torch's back, as a stray particle does: no version counter moves, and nothing is raised.
+Of the tensors of a kind one is chosen by chance, and in it an element that is not zero.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..protocol.errors import ConfigurationError
+from ..protocol.faults import ArmedFault, FaultAction, FlippedBits
+from . import tree
+from .framework import Exposed
+
+if TYPE_CHECKING:
+    from .framework import Framework
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_EXPONENT_BITS = {torch.float32: 8, torch.bfloat16: 8, torch.float16: 5, torch.float64: 11}
+_HIGH_BITS = 6  # of a mantissa: lower ones can be lost in the next rounding, and then nothing is wrong
+_PARTS = {FaultAction.FLIP_PARAMETER: "parameters", FaultAction.FLIP_MOMENT: "optimizers"}
+
+
+class BitFlips:
+    """Flips bits in the train thread of one rank."""
+
+    def __init__(self, framework: "Framework", rank: int, incarnation: int) -> None:
+        self._framework = framework
+        self._dice = random.Random(f"{rank}/{incarnation}")
+
+    def flip(self, fault: ArmedFault) -> None:
+        """Do what the fault says. Raises ConfigurationError where the framework has no such tensors."""
+        tensors = [tensor for tensor in self._tensors(fault.action) if _can_be_flipped(tensor)]
+        if not tensors:
+            raise ConfigurationError(f"{fault.action}: there is no such tensor of floats here, or not yet")
+        tensor = self._dice.choice(tensors).data.view(-1)  # `data`: its version counter is its own
+        words = tensor.view(_INTEGERS[tensor.element_size()])
+        if fault.bits is FlippedBits.TENSOR:
+            words ^= 1 << (_mantissa_bits(tensor) - 1)
+            return
+        place = self._place(tensor)
+        if fault.bits is FlippedBits.ELEMENT:
+            tensor[place] = tensor[place] * self._dice.uniform(2.0, 5.0) + 1.0
+        else:
+            words[place] ^= _signed(1 << self._bit(tensor, fault.bits), 8 * tensor.element_size())
+
+    def _tensors(self, action: FaultAction) -> Sequence[torch.Tensor]:
+        if action is FaultAction.FLIP_GRADIENT:
+            return self._framework.gradients() if isinstance(self._framework, Exposed) else ()
+        found: list[torch.Tensor] = []
+        for hold in self._framework.shards():
+            shard = self._framework.open_shard(hold.shard_id)
+            names = tree.tensor_names(shard.header)
+            parts = zip(names, shard.tensors, strict=True)
+            found += [tensor for name, tensor in parts if name.startswith(_PARTS[action])]
+        return found
+
+    def _place(self, tensor: torch.Tensor) -> int:
+        """Return an element that is not zero, if there is one near."""
+        place = self._dice.randrange(tensor.numel())
+        nonzero = torch.nonzero(tensor[place : place + 4096])
+        return place + int(nonzero[0]) if len(nonzero) else place
+
+    def _bit(self, tensor: torch.Tensor, bits: FlippedBits) -> int:
+        mantissa, width = _mantissa_bits(tensor), 8 * tensor.element_size()
+        if bits is FlippedBits.SIGN:
+            return width - 1
+        if bits is FlippedBits.EXPONENT:
+            return self._dice.randrange(mantissa, width - 1)
+        return self._dice.randrange(max(0, mantissa - _HIGH_BITS), mantissa)
+
+
+def _can_be_flipped(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _EXPONENT_BITS and tensor.is_contiguous() and tensor.numel() > 1
+
+
+def _mantissa_bits(tensor: torch.Tensor) -> int:
+    return 8 * tensor.element_size() - 1 - _EXPONENT_BITS[tensor.dtype]
+
+
+def _signed(value: int, width: int) -> int:
+    """Return the integer of this width that has these bits."""
+    return value - (1 << width) if value >> (width - 1) else value
