@@ -1,8 +1,9 @@
-"""Measure what copies in host memory cost a step: whole jobs by turns, without copies, with one every step, and `auto`.
+"""Measure what copies in host memory cost a step: whole jobs by turns.
 
-Each rank holds 126 MB, parameters and Adam's state, and no rank is killed. A ratio is that of a job's median step to
-the one without copies of the same repetition. Copying is beside the step on another core, so on a machine without an
-idle core it is not hidden; the cores that others use are written beside the figures.
+Without copies, with one every step, on the rank's node alone and on another one as well, and with `auto`. Each rank
+holds 126 MB, parameters and Adam's state, and no rank is killed. A ratio is that of a job's median step to the one
+without copies of the same repetition. Copying is beside the step on another core, so on a machine without an idle core
+it is not hidden; the cores that others use are written beside the figures.
 """
 
 import json
@@ -25,6 +26,7 @@ COPYING = ["replica", "host_copy", "checkpoint"]
 POLICIES: dict[str, dict[str, Any]] = {
     "off": {},
     "every step": {"restore": COPYING, "host_copy": {"every_steps": 1}},
+    "every step, on two nodes": {"restore": COPYING, "host_copy": {"every_steps": 1, "copies": 2}},
     "auto": {"restore": COPYING, "host_copy": {"every_steps": "auto"}},
 }
 
