@@ -15,6 +15,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from midstep.communicators import copy_links
+from midstep.processor import guest_copies
 from midstep.processor.host_copies import HostCopies
 from midstep.protocol.errors import CommunicatorFailed, HostCopyError
 from midstep.protocol.host_copies import create_copy_files, read_header
@@ -249,6 +250,23 @@ def test_a_keeper_that_does_not_answer_is_given_up_for_a_while(
     (warning,) = caplog.messages
     assert "rank 1 does not keep them: rank 1 has not said within 0.2 s where it takes copies" in warning
     assert guest.report().host_copies == (3, 4)
+
+
+def test_a_keeper_that_was_given_up_is_tried_again(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many copies; that copies are there again is said as well."""
+    monkeypatch.setattr(copy_links, "LIMIT_S", 0.2)
+    monkeypatch.setattr(guest_copies, "AGAIN", 3)
+    guest, keeper = world.side(GUEST), world.side(KEEPER)
+    guest.resume()
+    with caplog.at_level(logging.INFO, "midstep"):
+        train(guest, range(1, 3))
+        monkeypatch.undo()
+        keeper.resume()
+        train(guest, range(3, 8))
+    assert keeper.kept() == [(GUEST, 5), (GUEST, 6)] or (GUEST, 7) in keeper.kept()
+    assert [message.split(" of rank 0 are ")[1][:6] for message in caplog.messages] == ["on its", "with r"]
 
 
 def test_a_rank_without_a_place_on_another_node_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:

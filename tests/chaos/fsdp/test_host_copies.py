@@ -178,3 +178,14 @@ def test_where_both_holders_of_a_copy_are_lost_the_checkpoint_is_read(start_shar
     assert job.wait(PATIENCE_S) == 0, job.said()
     assert_same_numbers(job.record(), calm, ranks=WORLD)
     assert {incident["restore"] for incident in finish(job)["incidents"]} == {"checkpoint"}, job.said()
+
+
+@pytest.mark.soak
+def test_where_all_start_again_after_the_loss_of_a_node_memory_is_read_and_no_disk(start_sharded: StartSharded) -> None:
+    """The policy keeps no process; the ranks of the lost node get their copies from the other one."""
+    ladder = [{"rung": "reschedule_pod", "attempts": 3, "budget": {"per_job": 5}}, {"rung": "stop"}]
+    faults = [inject(2, InjectionPoint.FORWARD, 5, action=KILL_NODE)]
+    job = run(start_sharded, SLOW, faults, **{**ON_TWO_NODES, "policy": {**TWO_NODES, "ladder": ladder}})
+    (incident,) = finish(job)["incidents"]
+    assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
+    assert incident["steps_lost"] <= 1, incident
