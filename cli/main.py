@@ -20,6 +20,7 @@ COMMANDS = {
     "watch": "Tell another program when a job's leader or phase changes.",
     "report": "Show what happened in a job: incidents, phases, reasons.",
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
+    "clusterd": "Speak for a job with MindCluster's ClusterD.",
     "inject": "Cause a fault on purpose, now or at an injection point of a step or a recovery.",
     "pause": "Have all ranks stand still between two steps for a while, or train on.",
     "save": "Have a checkpoint written at the next step boundary.",

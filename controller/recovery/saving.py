@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ...protocol import messages as m
+from ...protocol.incidents import NO_EMERGENCY_CHECKPOINT
 from ...protocol.messages import CheckpointSaved, SaveCheckpoint
 from ...protocol.types import PLATFORM, LocalStateCopy, node_address, rank_address
 from ...protocol.wording import ranks_text
@@ -62,7 +63,7 @@ def _save_first(state: JobState, rec: do.SaveFirst) -> Recs:
     untrained = all(holder.state in UNTRAINED for holder in survivors)
     if not survivors or (untrained and (state.progress.committed == 0 or _all_is_on_disk(state, survivors))):
         nobody = not survivors and state.progress.committed > 0 and isinstance(state.saving.then, Reschedule)
-        return _conclude(state, "no emergency checkpoint: no healthy process is left" if nobody else "")
+        return _conclude(state, f"{NO_EMERGENCY_CHECKPOINT}: no healthy process is left" if nobody else "")
     state.fence()
     state.due.forget_replacements()
     quiesce(state, survivors)
@@ -131,7 +132,7 @@ def _save(state: JobState, remark: str = "") -> Recs:
     """
     why_not = _start_saving(state)
     if why_not:
-        return _conclude(state, "; ".join(filter(None, (remark, f"no emergency checkpoint: {why_not}"))))
+        return _conclude(state, "; ".join(filter(None, (remark, f"{NO_EMERGENCY_CHECKPOINT}: {why_not}"))))
     state.enter(state.policy.deadlines.save_s)
     return None
 

@@ -1,0 +1,372 @@
+"""The dialogue with ClusterD, MindCluster's recovery service, which hears of faults first and has the last word. Pure.
+
+ClusterD leads the processes of a job through one fault after the other: `stopTrain`, a report that they have stopped,
+`globalFault` with all ranks that are hurt, a report of what they can do, `changeStrategy` with what they are to do, and
+a report of what came of it. Usually TaskD's manager is at the other end. Here it is midstep, whose controller decides
+by its own ladder and recovers at once, so:
+
+- What ClusterD says of devices and nodes becomes a report of a fault, some milliseconds after ClusterD knows it and not
+  when a ConfigMap is next read.
+- What ClusterD asks is answered from the job's status: as soon as that shows that the ranks have stopped, which rungs
+  are left, and what became of the incident.
+- `dump`, `exit` and `killMaster` end the job, whatever the ladder would do: the platform has decided so.
+- A fault that midstep knows first is told to ClusterD if its rung needs a node from the platform.
+
+Messages: `recover.proto` of MindCluster 26.1 (component/clusterd/pkg/interface/grpc/recover).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from ..protocol.compat import StrEnum
+from ..protocol.incidents import NO_EMERGENCY_CHECKPOINT, Incident, JobStatus, Outcome
+from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung
+
+STOPPED_S = 5.0  # a fault that stops no rank within this time is one that none needs to stop for
+RECOVERED_S = 840.0  # ClusterD waits for a report for 15 minutes
+
+OK, NOT_READY, RETRY_FAILED, UNRECOVERABLE, DUMP_FAILED = 0, 404, 405, 406, 407  # what ClusterD does with each differs
+_NEEDS_A_NODE = frozenset({Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB})
+_TRAINING = frozenset({"running", "suspecting", "finishing"})
+
+
+class SignalType(StrEnum):
+    """A signal of ClusterD's."""
+
+    STOP_TRAIN = "stopTrain"
+    GLOBAL_FAULT = "globalFault"
+    CHANGE_STRATEGY = "changeStrategy"
+    SAVE_AND_EXIT = "saveAndExit"
+    KILL_MASTER = "killMaster"
+    FAULT_NODES_EXIT = "faultNodesExit"
+    PRE_EXIT_PROCESS = "preExitProcess"
+    KEEP_ALIVE = "keep-alive"
+
+
+class Strategy(StrEnum):
+    """A way to recover, as ClusterD calls it."""
+
+    RETRY = "retry"
+    RECOVER = "recover"
+    DUMP = "dump"
+    EXIT = "exit"
+
+
+class FaultType(StrEnum):
+    """The kind of a rank's fault, as ClusterD writes it."""
+
+    MEMORY = "0"
+    NORMAL = "1"
+    LINK = "2"
+
+
+class FaultyRank(NamedTuple):
+    """A rank and its kind of fault."""
+
+    rank: int
+    type: str
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """A signal of ClusterD. `nodes`: indices of pods, the ranks of which come one after the other."""
+
+    uuid: str
+    type: str
+    ranks: tuple[FaultyRank, ...] = ()
+    nodes: tuple[int, ...] = ()
+    strategy: str = ""
+    actions: tuple[str, ...] = ()
+    extra: str = ""
+
+
+# --- what is to be done -----------------------------------------------------------------------------------------------
+
+
+class ReportProcessFault(msgspec.Struct, frozen=True):
+    """Tell ClusterD of ranks that midstep has found at fault."""
+
+    ranks: tuple[FaultyRank, ...]
+
+
+class ReportStopComplete(msgspec.Struct, frozen=True):
+    """Tell ClusterD that the ranks have stopped; or, with a code above 0, why they cannot."""
+
+    code: int
+    info: str
+    ranks: tuple[FaultyRank, ...]
+
+
+class ReportRecoverStrategy(msgspec.Struct, frozen=True):
+    """Tell ClusterD what the ladder has left."""
+
+    ranks: tuple[FaultyRank, ...]
+    strategies: tuple[Strategy, ...]
+
+
+class ReportRecoverStatus(msgspec.Struct, frozen=True):
+    """Tell ClusterD what came of its strategy."""
+
+    strategy: str
+    code: int
+    info: str
+
+
+class ReportFault(msgspec.Struct, frozen=True):
+    """Tell midstep's controller of a fault."""
+
+    report: FaultReport
+
+
+class StopJob(msgspec.Struct, frozen=True):
+    """End the job; `insist`: without waiting for its checkpoint."""
+
+    why: str
+    insist: bool = False
+
+
+class Remark(msgspec.Struct, frozen=True):
+    """Log a line."""
+
+    text: str
+
+
+Action = (
+    ReportProcessFault
+    | ReportStopComplete
+    | ReportRecoverStrategy
+    | ReportRecoverStatus
+    | ReportFault
+    | StopJob
+    | Remark
+)
+
+
+class _Question(NamedTuple):
+    """What ClusterD waits for, since when, and how many incidents there were before."""
+
+    signal: Signal
+    asked_s: float
+    incidents: int
+
+
+class Dialogue:
+    """The job's side of the dialogue. `name`: the detector in whose name faults are reported. Any clock will do."""
+
+    def __init__(self, name: str, ranks_per_node: int) -> None:
+        self._name = name
+        self._ranks_per_node = ranks_per_node
+        self._question: _Question | None = None
+        self._last: Signal | None = None
+        self._asserted: dict[str, FaultReport] = {}
+        self._named: frozenset[int] = frozenset()  # ranks that ClusterD knows of from this side
+        self._told = 0  # the latest incident that ClusterD knows of, or need not know
+        self._incidents: int | None = None  # at the last look
+
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether ClusterD waits for something that the job's status will show."""
+        return self._question is not None
+
+    def began(self) -> None:
+        """Begin anew: a new subscription has ClusterD forget whatever it had begun."""
+        self._question = self._last = None
+        self._named = frozenset()
+        self._told = 0 if self._incidents is None else max(0, self._told - 1)
+
+    def heard(self, signal: Signal, status: JobStatus, now: float) -> list[Action]:
+        """Take in a signal. `status` is the job's, just before."""
+        if signal.uuid and signal == self._last:
+            return []  # sent twice
+        self._last = signal if signal.type != SignalType.KEEP_ALIVE else self._last
+        known = _SIGNALS.get(signal.type)
+        if known is None:
+            return [
+                Remark(f"ClusterD's signal {signal.type} {list(signal.actions)} is not obeyed: see docs/mindcluster.md")
+            ]
+        return [*known(self, signal, status, now)]
+
+    def looked(self, status: JobStatus, now: float) -> list[Action]:
+        """Take in the job's status; answer what it answers."""
+        actions: list[Action] = []
+        latest = status.incidents[-1] if status.incidents else None
+        if self._incidents is None and latest is not None and latest.outcome is not Outcome.OPEN:
+            self._told = latest.number  # what was over before this began is no news
+        self._incidents = 0 if latest is None else latest.number
+        question = self._question
+        if question is None:
+            actions += self._news(latest)
+        else:
+            answer = _ANSWERS[question.signal.type](self, question, status, now)
+            if answer is not None:
+                self._question = None
+                actions += answer
+        return actions
+
+    def _news(self, latest: Incident | None) -> Iterator[Action]:
+        if latest is None or latest.number <= self._told or latest.rung not in _NEEDS_A_NODE:
+            return
+        self._told = latest.number
+        if any(report.seen_by == self._name or report.kind is FaultKind.REQUESTED for report in latest.reports):
+            return
+        ranks = {report.rank: _type_of(report.kind) for report in latest.reports if report.rank is not None}
+        if ranks and latest.outcome is Outcome.OPEN:
+            self._named = frozenset(ranks)
+            yield ReportProcessFault(tuple(FaultyRank(rank, kind) for rank, kind in sorted(ranks.items())))
+
+    def _ask(self, signal: Signal, status: JobStatus, now: float) -> None:
+        self._question = _Question(signal, now, status.incidents[-1].number if status.incidents else 0)
+
+    # --- signals ------------------------------------------------------------------------------------------------------
+
+    def _stop_train(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+        self._ask(signal, status, now)
+        open_now = status.incidents[-1] if status.incidents else None
+        hurt = set(open_now.replaced) if open_now is not None and open_now.outcome is Outcome.OPEN else set()
+        hurt, self._named = hurt | self._named, frozenset()
+        for rank, kind in signal.ranks:
+            if rank not in hurt:
+                yield self._assert(f"rank{rank}", _kind_of(kind), _level_of(kind), rank=rank)
+
+    def _global_fault(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+        yield from self._leave_nodes(signal, status)
+        strategies = tuple(strategy for strategy in Strategy if _is_left(strategy, status))
+        yield ReportRecoverStrategy(signal.ranks, strategies)
+
+    def _leave_nodes(self, signal: Signal, status: JobStatus, _: float = 0.0) -> Iterator[Action]:
+        """Have the nodes left whose processes are to end. The platform is about to give the job others."""
+        for index in signal.nodes:
+            ranks = range(index * self._ranks_per_node, (index + 1) * self._ranks_per_node)
+            nodes = dict.fromkeys(each.node for each in status.ranks if each.rank in ranks and each.node)
+            for node in nodes:
+                yield self._assert(f"node/{node}", FaultKind.NODE, FaultLevel.SEPARATE_NPU, node=node)
+
+    def _change_strategy(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+        if signal.strategy in {Strategy.EXIT, Strategy.DUMP}:
+            yield StopJob(f"ClusterD has decided to {signal.strategy}")
+        else:
+            yield from self._withdraw(status)
+        if signal.strategy != Strategy.EXIT:  # of that no report is asked for
+            self._ask(signal, status, now)
+
+    def _save_and_exit(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+        yield from self._change_strategy(msgspec.structs.replace(signal, strategy=Strategy.DUMP), status, now)
+
+    def _kill_master(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+        self._question = None
+        yield StopJob("ClusterD has given the job up (killMaster)", insist=True)
+
+    def _nothing(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+        return iter(())
+
+    def _assert(
+        self, fault_id: str, kind: FaultKind, level: FaultLevel, *, rank: int | None = None, node: str | None = None
+    ) -> Action:
+        report = FaultReport(
+            kind=kind,
+            at_s=0.0,
+            seen_by=self._name,
+            detail="ClusterD has found it",
+            rank=rank,
+            node=node,
+            level=level,
+            fault_id=fault_id,
+            assertion=Assertion.OCCUR,
+        )
+        self._asserted[fault_id] = report
+        return ReportFault(report)
+
+    def _withdraw(self, status: JobStatus) -> Iterator[Action]:
+        """Take back what was asserted: devices are well, or the ranks are elsewhere, when ClusterD says what to do."""
+        for report in self._asserted.values():
+            yield ReportFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))
+        self._asserted = {}
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _stopped(self, question: _Question, status: JobStatus, now: float) -> Iterable[Action] | None:
+        ranks = question.signal.ranks
+        if status.exit_code is not None:
+            return [ReportStopComplete(NOT_READY, f"the job has ended: {status.reason}", ranks)]
+        is_new = bool(status.incidents) and status.incidents[-1].number > question.incidents
+        if is_new and status.incidents[-1].outcome is not Outcome.OPEN:
+            return [ReportStopComplete(OK, "stopped, and recovered", ranks)]
+        if status.phase not in _TRAINING:
+            return [ReportStopComplete(OK, f"the job is {status.phase}", ranks)]
+        if now - question.asked_s >= STOPPED_S and not is_new:
+            return [ReportStopComplete(OK, "no rank has to stop for it", ranks)]
+        return None
+
+    def _changed(self, question: _Question, status: JobStatus, now: float) -> Iterable[Action] | None:
+        strategy = question.signal.strategy
+        if strategy == Strategy.DUMP or question.signal.type == SignalType.SAVE_AND_EXIT:
+            return self._dumped(status)
+        failed = RETRY_FAILED if strategy == Strategy.RETRY else UNRECOVERABLE
+        if status.exit_code is not None:
+            return [ReportRecoverStatus(strategy, UNRECOVERABLE, f"the job has ended: {status.reason}")]
+        latest = status.incidents[-1] if status.incidents else None
+        if latest is None or latest.outcome is not Outcome.OPEN:
+            came = "nothing had to be recovered" if latest is None else f"incident {latest.number}: {latest.outcome}"
+            return [ReportRecoverStatus(strategy, OK, came)]
+        if strategy == Strategy.RETRY and latest.rung not in {None, Rung.RETRY_STEP}:
+            return [ReportRecoverStatus(strategy, failed, f"the ladder is at {latest.rung}")]
+        if now - question.asked_s >= RECOVERED_S:
+            return [ReportRecoverStatus(strategy, failed, f"incident {latest.number} is still open")]
+        return None
+
+    def _dumped(self, status: JobStatus) -> Iterable[Action] | None:
+        if status.exit_code is None:
+            return None
+        failed = NO_EMERGENCY_CHECKPOINT in status.reason
+        return [ReportRecoverStatus(Strategy.DUMP, DUMP_FAILED if failed else OK, status.reason)]
+
+
+_Heard = Callable[[Dialogue, Signal, JobStatus, float], Iterator[Action]]
+_Looked = Callable[[Dialogue, _Question, JobStatus, float], Iterable[Action] | None]
+_SIGNALS: dict[str, _Heard] = {
+    SignalType.STOP_TRAIN: Dialogue._stop_train,
+    SignalType.GLOBAL_FAULT: Dialogue._global_fault,
+    SignalType.CHANGE_STRATEGY: Dialogue._change_strategy,
+    SignalType.SAVE_AND_EXIT: Dialogue._save_and_exit,
+    SignalType.KILL_MASTER: Dialogue._kill_master,
+    SignalType.FAULT_NODES_EXIT: Dialogue._leave_nodes,
+    SignalType.PRE_EXIT_PROCESS: Dialogue._leave_nodes,
+    SignalType.KEEP_ALIVE: Dialogue._nothing,
+}
+_ANSWERS: dict[str, _Looked] = {
+    SignalType.STOP_TRAIN: Dialogue._stopped,
+    SignalType.CHANGE_STRATEGY: Dialogue._changed,
+    SignalType.SAVE_AND_EXIT: Dialogue._changed,
+}
+
+
+def _kind_of(fault_type: str) -> FaultKind:
+    kinds = {FaultType.MEMORY: FaultKind.MEMORY, FaultType.LINK: FaultKind.NETWORK}
+    return kinds.get(FaultType(fault_type), FaultKind.DEVICE) if fault_type in {*FaultType} else FaultKind.DEVICE
+
+
+def _level_of(fault_type: str) -> FaultLevel:
+    """A link's operators are retried by the ranks, which say so themselves; all else is held until ClusterD decides."""
+    return FaultLevel.NOT_HANDLE if fault_type == FaultType.LINK else FaultLevel.RESTART_REQUEST
+
+
+def _type_of(kind: FaultKind) -> FaultType:
+    if kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
+        return FaultType.MEMORY
+    return FaultType.LINK if kind in {FaultKind.LINK, FaultKind.COMMUNICATION} else FaultType.NORMAL
+
+
+_RUNGS = {
+    Strategy.RETRY: (Rung.RETRY_STEP,),
+    Strategy.RECOVER: (Rung.RECOVER_IN_PLACE, Rung.RECOVER),
+    Strategy.DUMP: (),
+    Strategy.EXIT: (),
+}
+
+
+def _is_left(strategy: Strategy, status: JobStatus) -> bool:
+    """Say whether a rung of a strategy has something left of each of its budgets; what needs no rung always is."""
+    rungs = _RUNGS[strategy]
+    spent = {each.name.partition(" ")[0] for each in status.budgets if each.used >= each.limit}
+    return not rungs or any(rung not in spent for rung in rungs)
