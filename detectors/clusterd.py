@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 
 from ..protocol.compat import StrEnum
-from ..protocol.incidents import NO_EMERGENCY_CHECKPOINT, Incident, JobStatus, Outcome
-from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, Rung
+from ..protocol.incidents import Incident, JobStatus, Outcome
+from ..protocol.types import NO_EMERGENCY_CHECKPOINT, Assertion, FaultKind, FaultLevel, FaultReport, Rung
 
 STOPPED_S = 5.0  # a fault that stops no rank within this time is one that none needs to stop for
 RECOVERED_S = 840.0  # ClusterD waits for a report for 15 minutes

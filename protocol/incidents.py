@@ -15,9 +15,6 @@ from .time_spent import TimeSpent
 from .types import Decision, FaultReport, GuestCopy, RestoreSource, Rung
 
 
-NO_EMERGENCY_CHECKPOINT = "no emergency checkpoint"  # in the reason of a job's end: what its ranks held is lost
-
-
 class Outcome(StrEnum):
     """The end of an incident, if it has ended."""
 

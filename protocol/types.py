@@ -74,6 +74,9 @@ class StandbyDepth(StrEnum):
     BUILT = "built"  # it has run the script up to the train function, as one rank
 
 
+NO_EMERGENCY_CHECKPOINT = "no emergency checkpoint"  # in the reason of a job's end: what its ranks held is lost
+
+
 class RestoreSource(StrEnum):
     """The origin of state that takes the place of what was lost."""
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 import msgspec
 
 from ...protocol import messages as m
-from ...protocol.incidents import NO_EMERGENCY_CHECKPOINT
 from ...protocol.messages import CheckpointSaved, SaveCheckpoint
-from ...protocol.types import PLATFORM, LocalStateCopy, node_address, rank_address
+from ...protocol.types import NO_EMERGENCY_CHECKPOINT, PLATFORM, LocalStateCopy, node_address, rank_address
 from ...protocol.wording import ranks_text
 from . import topic as do
 from .events import StopRequested
