@@ -144,7 +144,7 @@ Action = (
 
 
 class _Question(NamedTuple):
-    """What ClusterD waits for, since when, and how many incidents there were before."""
+    """A signal that waits for an answer, since when, and how many incidents there were before."""
 
     signal: Signal
     asked_s: float
