@@ -15,6 +15,7 @@ from pathlib import Path
 from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.faults import OF_JOB, ExceptionPattern
 from ..protocol.incidents import NoticeKind
+from ..protocol.rules import MOST_RULES, ValueRule
 from ..protocol.types import FaultKind, JobSettings, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
@@ -39,6 +40,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
     problems += exception_problems(policy.exceptions) + _hook_problems(
         policy.on_node_relaunch, brings=policy.node.relaunch_brings
     )
+    problems += _value_rule_problems(policy.rules)
     return problems + _notify_problems(policy) + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -132,6 +134,20 @@ def _notify_problems(policy: Policy) -> list[Problem]:
     if policy.notify.checkpoint_age_s is not None and (policy.script_writes or not policy.checkpoint.every_steps):
         why = "checkpoints are written by the script" if policy.script_writes else "checkpoint.every_steps is 0"
         problems.append(Problem("notify.checkpoint_age_s", f"needs checkpoints that midstep writes, and {why}"))
+    return problems
+
+
+def _value_rule_problems(rules: tuple[ValueRule, ...]) -> list[Problem]:
+    """Return what is wrong with the rules on reported values."""
+    problems = (
+        [] if len(rules) <= MOST_RULES else [Problem("rules", f"found {len(rules)}; allowed: up to {MOST_RULES}")]
+    )
+    names: dict[str, int] = {}
+    for index, each in enumerate(rules):
+        problems += [Problem(f"rules[{index}]", mistake) for mistake in each.mistakes()]
+        if each.name in names:
+            problems.append(Problem(f"rules[{index}].name", f"{each.name} is the name of rules[{names[each.name]}]"))
+        names.setdefault(each.name, index)
     return problems
 
 
@@ -395,6 +411,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         spare_s=None if spares else _spare_s(policy),
         exceptions=policy.exceptions,
         retry_unknown_exceptions=policy.retry_unknown_exceptions,
+        rules=policy.rules,
     )
 
 

@@ -254,6 +254,25 @@ class Exposed(Protocol):
 
 
 @runtime_checkable
+class LeavesOut(Protocol):
+    """A framework whose captured state tells the data's position from all else, so that batches can be left out."""
+
+    @property
+    def has_data(self) -> bool:
+        """True if positions in the data are registered. Otherwise batches are drawn from the random numbers."""
+        ...
+
+    def leave_out(self, blob: bytes, later: bytes) -> bytes:
+        """Return `blob` with the data's position of `later`; or, without one, with its random numbers. In repair.
+
+        Args:
+            blob: What `capture_local` has returned, here or on another rank.
+            later: The same, of a later step.
+        """
+        ...
+
+
+@runtime_checkable
 class Comparable(Protocol):
     """A framework whose shards have the same bytes on all of their holders, so that hashes of them can be compared."""
 

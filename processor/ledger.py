@@ -9,13 +9,13 @@ a running mean say. It is over when the script asks for the next step, or leaves
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
-from ..protocol.errors import CommunicatorError, ProtocolViolation
+from ..protocol.errors import CommunicatorError, ConfigurationError, ProtocolViolation
 from ..protocol.types import Activity, InjectionPoint
 from .framework import Trailing
 from .step_order import Act, StepOrder
@@ -84,6 +84,17 @@ class Step:
         self.index = index
         self._ledger = ledger
 
+    def report(self, **values: SupportsFloat) -> None:
+        """Report values of the step by name, for the rules of the policy: `step.report(loss=loss, grad_norm=norm)`.
+
+        They are read at the commit barrier, so report them before the update block. A tensor of one element is not
+        waited for before. Without rules in the policy nothing is read.
+
+        Args:
+            values: Numbers, or what can be made one, by names of small letters, digits and `_`.
+        """
+        self._ledger.report(values)
+
     def update(self) -> "Update":
         """Bracket the local update: `with step.update(): optimizer.step(); scheduler.step()`.
 
@@ -140,6 +151,7 @@ class Ledger:
         self._began_s = 0.0
         self._own = b""  # between capture and swap
         self._trailing = framework if isinstance(framework, Trailing) else None
+        self._values: dict[str, SupportsFloat] = {}  # that the script has reported of this step
         self._open: bool | None = None  # a committed step is not over yet; True: a checkpoint may follow it
         self._acts: dict[Act, Callable[[int], bool]] = {
             Act.FINISH: self._finish,
@@ -170,6 +182,23 @@ class Ledger:
                 )
         self.end_step()
 
+    def report(self, values: Mapping[str, SupportsFloat]) -> None:
+        """Keep values of the present step, by name; tensors without what they were computed from."""
+        self._values |= {name: getattr(value, "detach", lambda value=value: value)() for name, value in values.items()}
+
+    def reported(self) -> dict[str, float]:
+        """Return the values that were reported in this step. Raises ConfigurationError for what is no number."""
+        numbers = {}
+        for name, value in self._values.items():
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigurationError(
+                    f"step.report({name}=...) got {type(value).__name__}, which is no number: {error}. Report a "
+                    "number, or a tensor of one element"
+                ) from error
+        return numbers
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the step clock around something that takes long in the middle of training: an evaluation, say."""
@@ -183,6 +212,7 @@ class Ledger:
         """Begin the next step and return its index; for a loop that is not `steps`. Raises Interrupted."""
         self.end_step()
         index = self.order.begin()
+        self._values.clear()
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
         if self._injection_points.armed:

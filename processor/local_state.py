@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import StateUnreadable
+from ..protocol.errors import StateLost, StateUnreadable
 from . import tree
-from .framework import Trailing
+from .framework import LeavesOut, Trailing
 
 if TYPE_CHECKING:
     from ..communicators.base import Communicator
@@ -38,6 +38,7 @@ class _Parts(msgspec.Struct, frozen=True, array_like=True):
     framework: bytes
     device: bytes  # empty for a device without a generator of its own
     trailing: bytes = b""  # values that the script has changed after the other parts were captured
+    left_out: int = 0  # how often the batches that came next were left out, by a rule
 
 
 _DECODER = msgspec.msgpack.Decoder(_Parts)
@@ -66,6 +67,28 @@ class LocalState:
         """Return what `whole` gave last with the values that the script has changed since; None: there are none."""
         trailing = None if self._trailing is None else self._trailing.capture_trailing()
         return None if trailing is None else _ENCODER.encode(msgspec.structs.replace(self._last, trailing=trailing))
+
+    def leaving_out(self, times: int, blob: bytes, kept: bytes | None, later: bytes | None) -> bytes:
+        """Return a local state with the data's position of a `later` one: what lies between is left out.
+
+        Returns it as it is where batches were left out of it `times` already. `kept`: what the black box has of the
+        same step, which may be what an earlier attempt has come to. Any rank's: only bytes are read. Raises StateLost
+        if neither is there.
+        """
+        parts = _decoded(blob)
+        if parts.left_out >= times:
+            return blob
+        done = kept is not None and _decoded(kept).left_out >= times
+        chosen = kept if done else later
+        if chosen is None:
+            raise StateLost(
+                "the data's position after the batches that a rule leaves out is lost with every copy of it"
+            )
+        after = _decoded(chosen)
+        assert isinstance(self._framework, LeavesOut)
+        moved = self._framework.leave_out(parts.framework, after.framework)
+        device = parts.device if self._framework.has_data else after.device
+        return _ENCODER.encode(msgspec.structs.replace(parts, framework=moved, device=device, left_out=times))
 
     def restore(self, blob: bytes, step: int) -> None:
         """Put back what `capture` gave, as of `step` committed updates: midstep's own **rollback**.

@@ -12,7 +12,7 @@ import msgspec
 from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import InjectionPoint, RestoreSource, StepReport
+from ..protocol.types import InjectionPoint, RepairPart, RestoreSource, StepReport
 from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
@@ -134,6 +134,7 @@ class RecoveryPhases:
         self._patience.linked_up()
         (blob, self._arrived), step = (self._arrived, None), order.part.target_step
         assert blob is not None
+        blob = self._leaving_out(blob, self._runtime.rank, order.part)
         with self._restoring(order):
             self._run(InjectionPoint.ROLLBACK, order, lambda: self._own.restore(blob, step))
         self._runtime.local_states.keep(step, blob)
@@ -190,7 +191,7 @@ class RecoveryPhases:
             rank=runtime.rank,
             framework=framework,
             links=runtime.communicator,
-            read_local_state=runtime.local_states.read,
+            read_local_state=lambda rank, step: self._read_local(rank, step, part),
         )
         done.own = transferred.local_state
         done.received = ReceivedBytes(transferred.bytes_received, transferred.bytes_over_devices)
@@ -199,6 +200,18 @@ class RecoveryPhases:
             adopt(arrived, framework)
             received = transferred.bytes_received + arrived.received.bytes_received
             done.received = ReceivedBytes(received, transferred.bytes_over_devices)
+
+    def _read_local(self, rank: int, step: int, part: RepairPart) -> bytes | None:
+        """Return the copy of a rank's local state that is kept here, with the position to which its data is to go."""
+        blob = self._runtime.local_states.read(rank, step)
+        return None if blob is None else self._leaving_out(blob, rank, part)
+
+    def _leaving_out(self, blob: bytes, rank: int, part: RepairPart) -> bytes:
+        """Have a rank-local state of the target step go on behind the batches that the plan leaves out, if any."""
+        if part.leave_out is None:
+            return blob
+        read, order = self._runtime.local_states.read, part.leave_out
+        return self._own.leaving_out(order.times, blob, read(rank, part.target_step), read(rank, order.data_step))
 
     def _label(self, order: Rejoin) -> str:
         return f"{self._runtime.job}-g{order.generation}"

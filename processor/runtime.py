@@ -253,6 +253,7 @@ class Runtime:
         trusted_step: int | None = None,
         fault_id: str = "",
         assertion: Assertion = Assertion.ONCE,
+        code: str | None = None,
     ) -> None:
         """Report a fault of this rank. `mendable`: this process stays alive and can mend it. See FaultReport."""
         report = FaultReport(
@@ -269,6 +270,7 @@ class Runtime:
             trusted_step=trusted_step,
             fault_id=fault_id,
             assertion=assertion,
+            code=code,
         )
         self.post(FaultReported(report))
 

@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,7 @@ from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
 from .rank_loop import RankLoop
 from .recovery_phases import RecoveryPhases
+from .rules import Breach, Judge, worst
 from .runtime import Runtime
 from .session import Order
 from .shard import refuse_differing
@@ -62,6 +63,7 @@ class TrainThread(Surroundings):
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
         self._exception_policy = ExceptionPolicy(runtime)
+        self._judge = Judge(runtime.settings.rules) if runtime.settings.rules else None
         self._loop = RankLoop(runtime.session, step_state, self._ledger.order, early=runtime.early)
         self._train_function: Callable[[], Any] | None = None
         self._result: Any = None  # of the train function
@@ -158,14 +160,34 @@ class TrainThread(Surroundings):
         Raises Interrupted where a vote is lost: no rank applies the update.
         """
         agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
+        breaches = () if self._judge is None else self._judge.judge(index, self._ledger.reported(), time.monotonic())
         ballot = self._votes.ballot()
-        met = self._runtime.communicator.barrier(agrees=agrees, gathering=ballot)
+        met = self._runtime.communicator.barrier(agrees=agrees, verdict=worst(breaches), gathering=ballot)
         if ballot is not None:
             self._votes.counted(index, ballot)
             self._copies.voted = self._votes.agreed
-        self._copies.agreed(by_all=met.agrees)
+        self._copies.agreed(by_all=met.agrees and not met.verdict)
+        if breaches or met.verdict:
+            self._report_breaches(index, breaches, met.verdict)
         self._runtime.shield()
         self._exception_policy.update_begins(index)
+
+    def _report_breaches(self, index: int, breaches: Sequence[Breach], verdict: int) -> None:
+        """Report the broken rules; raise Interrupted if the update is not to be applied, on any rank.
+
+        A verdict for all ranks is reported by each, so that it is heard of whichever is lost now.
+        """
+        assert self._judge is not None
+        runtime, own = self._runtime, {each.number: each for each in breaches}
+        told = [(each.rule, each.detail) for each in breaches if not each.number]
+        if verdict:
+            rule = self._judge.acting[verdict - 1]
+            told.append((rule, own[verdict].detail if verdict in own else ""))
+        for rule, detail in told:
+            runtime.report_fault(FaultKind.RULE, detail, mendable=True, trusted_step=index, code=rule.name)
+        if verdict:
+            self.barrier_passed()
+            raise Interrupted
 
     def barrier_passed(self) -> None:
         """Complete the last checkpoint: every rank has written its part."""

@@ -46,6 +46,7 @@ class FaultKind(StrEnum):
     NETWORK = "network"
     STORAGE = "storage"
     NODE_JOINED = "node_joined"  # no fault: a world that was made smaller can grow again
+    RULE = "rule"  # a value that the script reports breaks a rule of the policy, which `code` names
     REQUESTED = "requested"  # no fault: an operator asks for something at a step boundary
     DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
 

@@ -11,6 +11,7 @@ from .compat import StrEnum
 from .controls import Controls
 from .faults import FaultKind
 from .reports import PreparedProcesses
+from .rules import RuleBook
 from .time_spent import TimeSpent
 from .types import Decision, FaultReport, GuestCopy, RestoreSource, Rung
 
@@ -264,4 +265,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     time_lately: tuple[TimeSpent, ...] = ()  # of the last hour, day and 30 days, as far as the job is longer
     webhooks: tuple[WebhookStatus, ...] = ()  # those that are told of the job
     controls: Controls = Controls()  # what operators want of the job, and have done
+    rules: RuleBook = RuleBook()  # what the policy's rules on reported values have led to
     held: bool = False  # all ranks stand still at a step boundary, as an operator wants it

@@ -20,6 +20,7 @@ from .faults import FaultLevel as FaultLevel
 from .faults import FaultReport as FaultReport
 from .faults import FlippedBits as FlippedBits
 from .faults import InjectionPoint as InjectionPoint
+from .rules import LeaveOut, ValueRule
 
 CONTROLLER = "controller"
 PLATFORM = "platform"
@@ -198,6 +199,7 @@ class RepairPart(msgspec.Struct, frozen=True):
     copy_transfers: tuple[ShardTransfer, ...] = ()  # of copies, to the rank that each is of
     copy_holder: int | None = None  # the rank of another node that keeps this rank's copies; None: none does
     copy_guest: int | None = None  # the rank of another node whose copies this one keeps
+    leave_out: LeaveOut | None = None  # batches that a rule has refused
 
 
 class RepairPlan(msgspec.Struct, frozen=True):
@@ -306,6 +308,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     spare_s: float | None = 600.0  # without a rank, it leaves
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns
     retry_unknown_exceptions: bool = False  # what fits no pattern is mendable
+    rules: tuple[ValueRule, ...] = ()  # on values that the script reports
 
 
 class SkippedRung(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ FAULT_WORDS = {
     FaultKind.NETWORK: FaultWords("network fault", "had a network fault"),
     FaultKind.STORAGE: FaultWords("storage fault", "had a storage fault"),
     FaultKind.NODE_JOINED: FaultWords("node joined", "joined a world that was smaller than asked for"),
+    FaultKind.RULE: FaultWords("broken rule", "reported a value that breaks a rule"),
     FaultKind.REQUESTED: FaultWords("requested", "was to be stopped at a step boundary"),
     FaultKind.DETECTOR: FaultWords("unreadable document", "could not be looked at"),
 }

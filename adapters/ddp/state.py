@@ -200,6 +200,17 @@ class TrainState(WholeState):
             self._layouts[name].expect(layout)
         self.registry.restore_local(captured["own"])
 
+    @property
+    def has_data(self) -> bool:
+        """True if positions in the data are registered: batches that are left out are left out of them."""
+        return bool(self.registry.data)
+
+    def leave_out(self, blob: bytes, later: bytes) -> bytes:
+        """Return a captured state with the data's position of a later one; without data, with its random numbers."""
+        captured, part = tree.unpack(blob), "data" if self.has_data else "random"
+        captured["own"][part] = tree.unpack(later)["own"][part]
+        return tree.pack(captured, "state")
+
     def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
         """Restore what `capture_local` returned in a world of another size."""
         random_state = self.registry.capture_local()["random"]

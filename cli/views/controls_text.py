@@ -1,4 +1,4 @@
-"""Controls as lines of text: those that stand, and those that were given."""
+"""Controls as lines of text, those that stand and those that were given; and the rules of the policy."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from rich.text import Text
 
 from ...protocol.controls import ControlRecord
 from ...protocol.incidents import JobStatus
-from .wording import cell, clock_text, duration_text, telling_line
+from .wording import cell, clock_text, count_text, duration_text, telling_line
 
 
 def standing_lines(status: JobStatus) -> list[Text]:
@@ -30,6 +30,20 @@ def standing(status: JobStatus) -> Iterator[str]:
     seen = controls.acknowledged
     if seen is not None:
         yield f"acknowledged at {clock_text(seen.at_s)}: {telling_line(seen.asked.text)}"
+
+
+def rule_lines(status: JobStatus) -> list[Text]:
+    """Return a line for each rule of the policy that was broken, with a heading; nothing where none was."""
+    tallies, steps = status.rules.tallies, status.rules.steps_left_out
+    if not tallies:
+        return []
+    left_out = f" (the batches of {count_text(steps, 'step')} were left out)" if steps else ""
+    lines = [
+        f"  {cell(name)}: {tally.then}, {count_text(tally.times, 'time')}, last at step {tally.step}, "
+        f"{clock_text(tally.at_s)}{': ' if tally.detail else ''}{telling_line(tally.detail)}"
+        for name, tally in tallies.items()
+    ]
+    return [Text(f"rules that were broken{left_out}", style="dim"), *map(Text, lines)]
 
 
 def record_lines(status: JobStatus, most: int) -> list[Text]:

@@ -15,7 +15,7 @@ from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
 from ...protocol.wording import FAULT_WORDS, numbers_text, one_line, ranks_text
 from . import wording
 from .causes import ReportGroup, headline_cause, level_text, place_text, report_groups
-from .controls_text import record_lines
+from .controls_text import record_lines, rule_lines
 from .time_text import time_view
 from .timeline import incident_end_s, lay_out
 from .timeline_text import legend, timeline_view
@@ -237,7 +237,7 @@ def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) 
         parts.extend((Text(""), *legend()))
     parts.append(Rule(style="dim", characters="-"))
     parts.append(budget_table(status))
-    records = record_lines(status, len(status.controls.records))
+    records = [*rule_lines(status), *record_lines(status, len(status.controls.records))]
     parts.extend((Text(""), *records) if records else ())
     time = time_view(status)
     parts.extend((Text(""), *time) if time else ())

@@ -13,7 +13,7 @@ from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, Rank
 from ...protocol.reports import PreparedProcesses
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
 from ...protocol.wording import nodes_text, numbers_text, one_line, ranks_text
-from .controls_text import record_lines, standing_lines
+from .controls_text import record_lines, rule_lines, standing_lines
 from .report_text import (
     budget_table,
     controller_lines,
@@ -58,7 +58,7 @@ def status_view(status: JobStatus) -> RenderableType:
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
         parts.extend((*_decision(status.incidents[-1]), *last_words_view(status.incidents[-1])))
-    parts += record_lines(status, CONTROLS)
+    parts += [*rule_lines(status), *record_lines(status, CONTROLS)]
     if status.incidents_left_out or status.faults_left_out:
         left_out = (
             f"{count_text(status.incidents_left_out, 'incident')} and {count_text(status.faults_left_out, 'fault')}"

@@ -46,7 +46,23 @@ def _stop_now(state: JobState, rec: do.StopNow) -> Recs:
     if state.planned.current is not None:
         return [do.GiveUpChange("the job stops"), rec]
     state.decided(Decision(Rung.STOP, rec.reason))
-    return [do.SaveFirst(Result(1, rec.reason))]
+    return [do.SaveFirst(Result(rec.exit_code, rec.reason))]
+
+
+def _repeat_as_ruled(state: JobState, rec: do.RepeatAsRuled) -> Recs:
+    """Repeat a step for a rule: no rank is at fault, so the ladder is not asked, and no budget is charged."""
+    if state.planned.current is not None:
+        return [do.GiveUpChange("a rule of the policy is broken"), rec]
+    state.remember(rec.report)
+    state.decided(rec.decision)
+    if rec.trusted_step is not None:
+        state.incident = state.incident.doubt(rec.trusted_step)
+    if not rec.opens:
+        return None
+    state.clocks.forget()
+    state.incident = state.incident.suspect_only()
+    state.begin_attempt()
+    return [do.OpenGeneration()]
 
 
 def _decide(state: JobState, rec: do.Decide) -> Recs:
@@ -200,6 +216,11 @@ def _contradictions(state: JobState) -> Iterator[str]:
 
 DECISION = Topic(
     name="decision",
-    answers={do.Decide: _decide, do.RungFailed: _rung_failed, do.StopNow: _stop_now},
+    answers={
+        do.Decide: _decide,
+        do.RungFailed: _rung_failed,
+        do.StopNow: _stop_now,
+        do.RepeatAsRuled: _repeat_as_ruled,
+    },
     contradictions=_contradictions,
 )

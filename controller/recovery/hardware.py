@@ -25,6 +25,8 @@ def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
     report = event.report
     if report.kind is FaultKind.ODD_COPY:
         return [do.CountWrong(report)]
+    if report.kind is FaultKind.RULE:  # nothing is at fault
+        return [do.RuleBroken(report)]
     return _sort_out(state, do.SortOut(report))
 
 

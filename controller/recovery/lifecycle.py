@@ -10,13 +10,17 @@ suspicion that is dismissed, or an order in which answers come, needs no rule of
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from msgspec.structs import replace
+
 from ...protocol import messages as m
 from ...protocol.errors import StateLost
 from ...protocol.messages import Quiesce, Rejoin, Release, Resume, StopProcess
+from ...protocol.rules import LeaveOut, StandingRule
 from ...protocol.types import (
     CONTROLLER,
     FaultKind,
     FaultReport,
+    LocalStateCopy,
     RepairPlan,
     RestoreSource,
     Rung,
@@ -235,9 +239,14 @@ def _plan_repair(state: JobState) -> Recs:
         plan = choose_links(plan, state.policy.communicator, tried=state.incident.over_devices)
         _refuse_remains(world, plan)
     except StateLost as lost:
+        if state.rules.standing is not None and state.rules.standing.back:
+            return [do.CannotGoBack(str(lost))]
         return [do.RungFailed(rung, str(lost), decide=rung is KEEPING[-1]) for rung in KEEPING]
     if plan.target_step == 0 and (refused := _why_not_begin(state, reports)):
         return [do.StopNow(refused)]
+    left_out = True
+    if state.rules.standing is not None and state.rules.standing.times:
+        plan, left_out = _leaving_out(plan, reports, state.rules.standing)
     state.repair = plan
     if uses_devices(plan):
         state.incident = state.incident.repair_over_devices()
@@ -249,7 +258,31 @@ def _plan_repair(state: JobState) -> Recs:
         world.take(holder, RankEvent.REJOIN_ORDERED)
         state.send(rank_address(holder.rank), _rejoin_command(state, holder, plan))
     state.enter(state.policy.deadlines.rejoin_s)
-    return None
+    return None if left_out else [do.NothingLeftOut()]
+
+
+def _leaving_out(
+    plan: RepairPlan, reports: Mapping[int, StepReport], standing: StandingRule
+) -> tuple[RepairPlan, bool]:
+    """Return the plan with the batches that a rule has left out, and whether it can be so.
+
+    Copies that others hold of an earlier step are what a way back has come to so far. A stored one is older than that.
+    """
+    order, target = LeaveOut(standing.times, standing.step + 1), plan.target_step
+    without = [rank for rank, report in reports.items() if not _knows_position(rank, report, order, target)]
+    stored = plan.restore in {RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT}
+    fits = plan.restore is RestoreSource.REPLICA or (bool(standing.back) and stored and not without)
+    if not fits or target > standing.step:
+        lost = f", as the position of {ranks_text(without)} in it is lost" if standing.back and without else ""
+        return replace(plan, reasons=(*plan.reasons, f"no batch is left out: the data is repeated{lost}")), False
+    parts = {rank: replace(part, leave_out=order) for rank, part in plan.parts.items()}
+    what = f"the data of steps {target} to {standing.step}" if standing.back else f"the batch of step {target}"
+    return replace(plan, parts=parts, reasons=(*plan.reasons, f"{what} is left out on all ranks")), True
+
+
+def _knows_position(rank: int, report: StepReport, order: LeaveOut, target: int) -> bool:
+    """Return whether a rank has its own position behind the data that is left out, or has gone there already."""
+    return not {LocalStateCopy(rank, order.data_step), LocalStateCopy(rank, target)}.isdisjoint(report.local_states)
 
 
 def _why_not_begin(state: JobState, reports: Mapping[int, StepReport]) -> str:
@@ -305,8 +338,10 @@ def _close(state: JobState) -> Recs:
     """Each rank has committed its first step: the incident is over."""
     state.history.resumed(state.progress.first_steps_at_s, state.world.pids(), state.progress.median_step_s)
     state.close_incident()
-    state.repair = None
+    repaired, state.repair = state.repair, None
     state.enter()
+    if state.rules.standing is not None and repaired is not None:
+        return [do.StepRepeated(repaired.target_step)]
     return None
 
 

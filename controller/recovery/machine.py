@@ -41,6 +41,7 @@ returns recommendations. Below the topics are the facts, and the verbs that send
     boundary    the step between which and the next all ranks stop for a planned change
     lifecycle   generations, both barriers, resume, finish
     saving      the emergency checkpoint, stop, end
+    rules       what the policy's rules on reported values ask for: repeats, batches left out, ways back
     controls    what operators have a job do: pause, save, restart a rank, forbid a rung
     start       every process starts: first, again, in another size; growth; newcomers that are waited for
     spares      spares that are asked for, and what they build ahead
@@ -93,6 +94,7 @@ from .integrity import INTEGRITY
 from .lifecycle import LIFECYCLE
 from .nodes import NODES
 from .planned_change import PLANNED
+from .rules import RULES
 from .saving import SAVING
 from .spares import SPARES
 from .start import START, wait_for_nodes
@@ -100,7 +102,21 @@ from .state import Arrivals, JobState, Phase
 from .topic import ALIVE, Owed, PhaseLimit, Recommendation, Recs, Row, Rule, Topic
 from .world import NOT_STOPPED, REACHABLE, Meeting, Node, NodeState, World
 
-TOPICS = (HARDWARE, INTEGRITY, NODES, DECISION, BLAME, BOUNDARY, PLANNED, CONTROLS, START, LIFECYCLE, SAVING, SPARES)
+TOPICS = (
+    HARDWARE,
+    INTEGRITY,
+    NODES,
+    DECISION,
+    BLAME,
+    BOUNDARY,
+    PLANNED,
+    CONTROLS,
+    RULES,
+    START,
+    LIFECYCLE,
+    SAVING,
+    SPARES,
+)
 
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
@@ -283,6 +299,7 @@ class RecoveryMachine:
             ranks_asked=state.job.world_size,
             holds=tuple(state.history.holds),
             controls=state.controls,
+            rules=state.rules,
             held=state.controls.pause is not None
             and state.phase is Phase.PAUSING
             and not state.world.has(*NOT_STOPPED),

@@ -16,6 +16,7 @@ from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
 from ...protocol.controls import Controls
 from ...protocol.messages import Command
+from ...protocol.rules import RuleBook
 from ...protocol.types import (
     Activity,
     Decision,
@@ -50,11 +51,9 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-# Towards barrier one.
-_ON_THE_WAY = (RankState.STARTING, *PARKED, RankState.QUIESCING)
+_ON_THE_WAY = (RankState.STARTING, *PARKED, RankState.QUIESCING)  # towards barrier one
 
-# In these nothing more can be mended: faults are not taken in.
-OVER = frozenset({Phase.SAVING, Phase.ENDED})
+OVER = frozenset({Phase.SAVING, Phase.ENDED})  # in these nothing more can be mended: faults are not taken in
 
 
 class Result(msgspec.Struct, frozen=True, tag=True):
@@ -337,6 +336,7 @@ class JobState:
     repair: RepairPlan | None = None  # from barrier one until the incident is closed
     planned: Planned = field(default_factory=Planned)  # changes that wait for a step boundary
     controls: Controls = field(default_factory=Controls)  # what operators want, and have done
+    rules: RuleBook = field(default_factory=RuleBook)  # what those of the policy on reported values have led to
     remark: str = ""  # for the record of the next repair: what became of a checkpoint, or of a change
     due: Due = field(default_factory=Due)
     clocks: Clocks = field(default_factory=Clocks)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.messages import Command
-from ...protocol.types import ArmedFault, FaultReport, Rung, RunningProcess
+from ...protocol.types import ArmedFault, Decision, FaultReport, Rung, RunningProcess
 from .state import JobState, Phase, PlannedChange, Reschedule, Resize, Result
 from .world import Holder
 
@@ -44,6 +44,40 @@ class TakeFault(Recommendation, frozen=True):
     """Something is wrong with a rank or node as it is now: drop it as stale, suspect, or blame."""
 
     report: FaultReport
+
+
+class RuleBroken(Recommendation, frozen=True):
+    """A value that a script reports breaks a rule of the policy: do what the rule asks for."""
+
+    report: FaultReport
+
+
+class RepeatAsRuled(Recommendation, frozen=True):
+    """Have all ranks repeat a step as a rule asks for. `trusted_step`: no state of more updates is to be used.
+
+    `opens`: in a generation that begins now, as no fault has opened one.
+    """
+
+    report: FaultReport
+    decision: Decision
+    trusted_step: int | None
+    opens: bool
+
+
+class StepRepeated(Recommendation, frozen=True):
+    """The step to which a rule had all ranks go is committed everywhere."""
+
+    step: int
+
+
+class NothingLeftOut(Recommendation, frozen=True):
+    """The data that a rule wants left out cannot be: it is repeated."""
+
+
+class CannotGoBack(Recommendation, frozen=True):
+    """There is no state to go back to as a rule asks for (`why`), at barrier one."""
+
+    why: str
 
 
 class TakeUp(Recommendation, frozen=True):
@@ -90,6 +124,7 @@ class StopNow(Recommendation, frozen=True):
     """End the job for a reason that no rung can mend."""
 
     reason: str
+    exit_code: int = 1
 
 
 # --- processes and generations ----------------------------------------------------------------------------------------

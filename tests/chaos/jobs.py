@@ -98,6 +98,7 @@ class Job:
         faults: Iterable[ArmedFault] = (),
         script: Path | str = TRAINING,
         arguments: Sequence[str] | None = None,
+        more_arguments: Sequence[str] = (),
         steps: int = STEPS,
         step_s: float = STEP_S,
         file_limit_bytes: int | None = None,
@@ -122,6 +123,7 @@ class Job:
         self._shared = _shared_memory()
         self.output = root / "output.txt"
         given = [str(self.records), str(steps), str(step_s)] if arguments is None else list(arguments)
+        given += more_arguments
         given += [] if file_limit_bytes is None else [str(file_limit_bytes)]
         environment = {
             **os.environ,

@@ -1,0 +1,146 @@
+"""Rules on what the script reports: a step is repeated, its batch left out, or all go back and leave out the data.
+
+Each is compared bit for bit with a run whose data never had the batches that were left out.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstep.protocol.rules import DO_NOT_REQUEUE
+from midstep.protocol.types import FaultAction, InjectionPoint
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import ONE_NODE, RANKS, ROOMY, Job, inject
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+
+RULED = Path(__file__).with_name("ruled.py")
+STEPS = 24
+
+
+def ruled(start: StartJob, bad: dict[str, Any], rule: dict[str, Any] | None = None, **options: Any) -> Job:
+    """Start a job with one rule, on losses that are no number."""
+    policy = {**ROOMY, "checkpoint": {"every_steps": 5}, **options.pop("policy", {})}
+    if rule is not None:
+        policy["rules"] = [{"name": "a_number", "value": "loss", "not_finite": True, **rule}]
+    options = {**ONE_NODE, "steps": STEPS, **options}
+    return start(policy=policy, script=RULED, more_arguments=[json.dumps(bad)], **options)
+
+
+def drawn(job: Job) -> list[dict[int, int]]:
+    """The batch of each committed step, by rank: each was committed once."""
+    for rank in range(RANKS):
+        steps = [line.split()[0] for line in (job.records / f"drawn.{rank}").read_text().splitlines()]
+        assert len(set(steps)) == len(steps), steps
+    return last_drawn(job)
+
+
+def last_drawn(job: Job) -> list[dict[int, int]]:
+    """The batch of each step, by rank: the last, of one that was committed more than once."""
+    found: list[dict[int, int]] = []
+    for rank in range(RANKS):
+        steps = [line.split() for line in (job.records / f"drawn.{rank}").read_text().splitlines()]
+        found.append({int(step): int(batch) for step, batch in steps})
+    return found
+
+
+def without(start: StartJob, *batches: int) -> Job:
+    """Return the job, which has ended, whose data never had these batches."""
+    job = ruled(start, {"leave_out": batches})
+    assert not finish(job)["incidents"], job.said()
+    return job
+
+
+def assert_as(job: Job, other: Job) -> None:
+    """The same bits in every step that was committed, of the same batches, and at the end."""
+    assert_same_numbers(job.record(), other.record())
+    assert drawn(job) == drawn(other)
+
+
+@pytest.fixture(scope="module")
+def with_all(start_shared_job: StartJob) -> Job:
+    """The job, which has ended, of a run in which every batch is good."""
+    return without(start_shared_job)
+
+
+@pytest.mark.soak
+def test_a_step_is_repeated(start_job: StartJob, with_all: Job) -> None:
+    """Twice in a row, and then its value is one; the process that computed it is kept, and no bit differs."""
+    job = ruled(start_job, {"rank": 1, "batches": [7], "times": 2}, {"then": "repeat_step"})
+    (incident,) = finish(job)["incidents"]
+    assert_nobody_harmed(incident, set())
+    assert [each["detail"] for each in incident["reports"] if each["detail"]].count("loss is nan") == 2
+    assert_as(job, with_all)
+
+
+@pytest.mark.soak
+def test_a_rule_that_reports_changes_nothing(start_job: StartJob, with_all: Job) -> None:
+    job = ruled(start_job, {"rank": 1, "batches": [7, 8, 13]}, {"then": "report"})
+    report = finish(job)
+    assert not report["incidents"]
+    assert report["rules"]["a_number"]["times"] == 2  # once for the two that follow each other
+    assert_as(job, with_all)
+
+
+def test_a_job_that_a_rule_stops_is_not_to_be_started_again(start_job: StartJob) -> None:
+    """Its exit code says so, and what was committed before is saved."""
+    job = ruled(start_job, {"rank": 3, "batches": [8]}, {"then": "stop"})
+    assert job.wait() == DO_NOT_REQUEUE, job.said()
+    (incident,) = job.report()["incidents"]
+    assert incident["outcome"] == "stopped"
+    assert (job.directory / "checkpoints" / "step-00000008").is_dir()
+
+
+@pytest.mark.soak
+def test_what_does_not_help_so_often_in_a_row_stops_the_job(start_job: StartJob) -> None:
+    job = ruled(start_job, {"rank": 3, "batches": [8, 9, 10]}, {"then": "skip_batch", "at_most": 2})
+    assert job.wait() == DO_NOT_REQUEUE, job.said()
+    assert "2 times in a row" in job.report()["incidents"][-1]["ended_reason"]
+
+
+@pytest.mark.parametrize("killed", [pytest.param(None, marks=pytest.mark.soak), 2], ids=["undisturbed", "killed"])
+def test_all_go_back_and_leave_out_the_data_since_then(start_job: StartJob, killed: int | None) -> None:
+    """To the checkpoint of step 10: from the one whose value is no number, at 13, data is left out back to there."""
+    faults = [] if killed is None else [inject(killed, InjectionPoint.ROLLBACK, 13)]
+    job = ruled(start_job, {"rank": 0, "batches": [13]}, {"then": "roll_back", "steps": 2}, faults=faults)
+    report = finish(job)
+    (incident,) = report["incidents"]
+    assert incident["resumed_step"] == 10
+    assert incident["restore"] in {"checkpoint", "replica"}
+    assert report["steps_left_out"] == 4
+    other = without(start_job, 10, 11, 12, 13)
+    assert job.record().ends == other.record().ends
+    mine, theirs = ([{s: b for s, b in each.items() if s >= 10} for each in last_drawn(one)] for one in (job, other))
+    assert mine == theirs
+
+
+@pytest.mark.soak
+def test_a_controller_that_takes_over_leaves_the_same_out(start_job: StartJob) -> None:
+    """It is killed when all ranks have stopped for the broken rule, and the next one makes the plan."""
+    faults = [inject(1, InjectionPoint.CLEAN, 6, action=FaultAction.STOP)]  # holds barrier one open
+    job = ruled(start_job, {"rank": 2, "batches": [6]}, {"then": "skip_batch"}, faults=faults)
+    status = job.until(lambda status: status.phase == "quiescing", "the stop for the rule")
+    os.kill(job.controller_pid(), signal.SIGKILL)
+    job.until(lambda later: later.term > status.term, "the next controller")
+    os.kill(status.ranks[1].pid, signal.SIGCONT)
+    (incident,) = finish(job)["incidents"]
+    assert_nobody_harmed(incident, set())
+    assert_as(job, without(start_job, 6))
+
+
+def test_a_batch_is_left_out_on_all_ranks(start_job: StartJob) -> None:
+    """Also two in a row, and one whose step is repeated once more as a rank, or the controller, is killed meanwhile."""
+    bad = {"rank": 2, "batches": [4, 5, 11, 17]}
+    faults = [inject(1, InjectionPoint.ROLLBACK, 9), inject(3, InjectionPoint.STOP, 14)]
+    job = ruled(start_job, bad, {"then": "skip_batch"}, faults=faults)
+    report = finish(job)
+    assert len(report["incidents"]) == 3, job.said()
+    assert {rank for each in report["incidents"] for rank in each["replaced"]} == {1, 3}
+    assert all(each["steps_lost"] == 0 for each in report["incidents"])
+    assert_as(job, without(start_job, 4, 5, 11, 17))
