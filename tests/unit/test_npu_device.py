@@ -265,7 +265,7 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     runtime: Any = SimpleNamespace(device=device, connected=True, black_box=box, settings=settings)
     nothing: Any = None
     step_state = StepState(clean=True)
-    no_copies: Any = SimpleNamespace(steps=tuple)
+    no_copies: Any = SimpleNamespace(reported=lambda report: report)
     rejoining = RecoveryPhases(runtime, cast("Any", framework), nothing, step_state, no_copies)
     CHIP.corrupt(flat[50:])
     device.memory_error_raised()
