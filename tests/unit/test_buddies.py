@@ -1,12 +1,13 @@
 """Which rank keeps the copy of another one's local state, from where the ranks are."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.controller.recovery.buddies import Location, buddies, distance
+from midstep.controller.recovery.buddies import Location, buddies, distance, paired
 from midstep.controller.recovery.repair import plan_repair
 from midstep.protocol.types import LocalStateCopy, ShardHold, StepReport
 
@@ -85,3 +86,18 @@ def test_the_plan_says_each_rank_who_its_buddy_is_and_whose_buddy_it_is() -> Non
     assert {rank: (part.buddy, part.copied_rank) for rank, part in plan.parts.items()} == {
         0: (2, 2), 1: (3, 3), 2: (0, 0), 3: (1, 1),
     }  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), min_size=1, max_size=9))
+def test_copies_in_host_memory_are_kept_on_another_node_and_of_one_rank_each(where: list[tuple[str, str]]) -> None:
+    """As many as can be in another domain; a rank without such a buddy has no keeper."""
+    places = {rank: Location(node + domain, domain) for rank, (node, domain) in enumerate(where)}
+    pairs = paired(places)
+    keepers = {rank: names["copy_holder"] for rank, names in pairs.items() if "copy_holder" in names}
+    assert {rank: names["copy_guest"] for rank, names in pairs.items() if "copy_guest" in names} == {
+        keeper: rank for rank, keeper in keepers.items()
+    }
+    assert len(set(keepers.values())) == len(keepers)
+    assert all(places[rank].node != places[keeper].node for rank, keeper in keepers.items())
+    most = max(Counter(place.node for place in places.values()).values())
+    assert len(keepers) == len(places) or 2 * most > len(places) or len({p.failure_domain for p in places.values()}) > 1

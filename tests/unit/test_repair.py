@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from midstep.controller.recovery.buddies import Location
 from midstep.controller.recovery.repair import MAX_SOURCES_PER_SHARD, MIN_STRIPE_BYTES, plan_repair
 from midstep.protocol.errors import StateLost
-from midstep.protocol.types import LocalStateCopy, RepairPlan, RestoreSource, ShardHold, ShardTransfer, StepReport
+from midstep.protocol.types import (
+    GuestCopy,
+    LocalStateCopy,
+    RepairPlan,
+    RestoreSource,
+    ShardHold,
+    ShardTransfer,
+    StepReport,
+)
 
 MB = 1_000_000
 ALL = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
@@ -109,6 +117,38 @@ def test_a_repair_from_replicas_says_which_copy_in_host_memory_all_keep() -> Non
     """Of no later step than that at which all go on."""
     reports = {0: report(6, wards=(1,), host_copies=(4, 6)), 1: newcomer(host_copies=(4, 5))}
     assert {part.host_copy for part in plan_repair(reports, near(2), WITH_COPIES).parts.values()} == {4}
+
+
+def test_a_rank_whose_copies_were_lost_with_its_node_gets_one_from_the_rank_that_keeps_it() -> None:
+    """All others load their own; the plan says how many bytes go where, and why."""
+    kept = (GuestCopy(1, 4, 400), GuestCopy(1, 5, 500))
+    reports = {0: alone(0, 6, host_copies=(4, 5), guest_copies=kept), 1: newcomer(), 2: alone(2, 6, host_copies=(5,))}
+    plan = plan_repair(reports, near(3), WITH_COPIES)
+    assert (plan.restore, plan.target_step) == (RestoreSource.HOST_COPY, 5)
+    moves = {rank: [(each.source, each.destination, each.length_bytes) for each in part.copy_transfers]
+             for rank, part in plan.parts.items()}  # fmt: skip
+    assert moves == {0: [(0, 1, 500)], 1: [(0, 1, 500)], 2: []}
+    assert "rank 1 gets its copy from rank 0" in plan.reasons
+
+
+def test_a_copy_on_another_node_that_cannot_be_trusted_is_left_alone() -> None:
+    """As one at home."""
+    kept = (GuestCopy(1, 3, 300), GuestCopy(1, 5, 500))
+    reports = {0: alone(0, 6, host_copies=(3, 5), guest_copies=kept), 1: newcomer()}
+    assert plan_repair(reports, near(2), WITH_COPIES, trusted_step=4).target_step == 3
+
+
+def test_where_both_holders_of_a_copy_are_lost_the_checkpoint_is_taken() -> None:
+    """The reason names the ranks of which there is none at all."""
+    kept = (GuestCopy(2, 5, 500),)
+    reports = {
+        0: alone(0, 6, host_copies=(5,), guest_copies=kept, checkpoints=(2,)),
+        1: newcomer(checkpoints=(2,)),
+        2: newcomer(checkpoints=(2,)),
+    }
+    plan = plan_repair(reports, near(3), WITH_COPIES)
+    assert (plan.restore, plan.target_step) == (RestoreSource.CHECKPOINT, 2)
+    assert any("not one of rank 1" in reason for reason in plan.reasons)
 
 
 def test_a_step_that_nobody_has_committed_is_repeated() -> None:
