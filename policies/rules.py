@@ -15,7 +15,7 @@ from pathlib import Path
 from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.faults import OF_JOB, ExceptionPattern
 from ..protocol.incidents import NoticeKind
-from ..protocol.rules import MOST_RULES, ValueRule
+from ..protocol.rules import MOST_RULES, OUT_OF_MEMORY, OutOfMemoryAction, ValueRule
 from ..protocol.types import FaultKind, JobSettings, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
@@ -144,6 +144,8 @@ def _value_rule_problems(rules: tuple[ValueRule, ...]) -> list[Problem]:
     )
     names: dict[str, int] = {}
     for index, each in enumerate(rules):
+        if each.name == OUT_OF_MEMORY.name:
+            problems.append(Problem(f"rules[{index}].name", f"{each.name} is the name of the key out_of_memory"))
         problems += [Problem(f"rules[{index}]", mistake) for mistake in each.mistakes()]
         if each.name in names:
             problems.append(Problem(f"rules[{index}].name", f"{each.name} is the name of rules[{names[each.name]}]"))
@@ -412,6 +414,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         exceptions=policy.exceptions,
         retry_unknown_exceptions=policy.retry_unknown_exceptions,
         rules=policy.rules,
+        skips_out_of_memory=policy.out_of_memory is OutOfMemoryAction.SKIP_BATCH,
     )
 
 

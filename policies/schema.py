@@ -14,7 +14,7 @@ from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_name
 from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
 from ..protocol.incidents import NoticeKind
-from ..protocol.rules import ValueRule
+from ..protocol.rules import OutOfMemoryAction, ValueRule
 from ..protocol.types import IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
@@ -354,6 +354,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_unknown_exceptions: bool = (
         False  # of what fits no pattern, the process is kept, and the step is repeated once
     )
+    out_of_memory: OutOfMemoryAction = OutOfMemoryAction.REPLACE
     rules: tuple[ValueRule, ...] = ()  # on values that the script reports, and what follows when one is broken
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
     notify: NotifyPolicy = NotifyPolicy()

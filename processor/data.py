@@ -68,6 +68,7 @@ class ResumableBatches(Iterable[Any]):
         self._seed = seed
         self._epoch = 0
         self._batch = 0  # handed out since `_start`
+        self.handed_out = 0  # by this object, whatever the position was set to meanwhile
         self._start = 0
         self._generator = torch.Generator()
         self._iterators = 0  # iterators, counted: an earlier one must not move the position
@@ -111,6 +112,7 @@ class ResumableBatches(Iterable[Any]):
         self._generator.manual_seed(self._derived(self._epoch, 0))
         for batch in self._loader:
             self._batch += 1
+            self.handed_out += 1
             yield batch
             if this != self._iterators:
                 raise RecoveryError(
@@ -140,6 +142,23 @@ class ResumableBatches(Iterable[Any]):
             Epoch, batches handed out, where the present division begins, and among how many ranks it divides.
         """
         return {_EPOCH: self._epoch, _BATCH: self._batch, _START: self._start, _RANKS: self._ranks}
+
+    def advanced(self, state: dict[str, int], count: int) -> dict[str, int]:
+        """Return the position `count` batches further on, at which nothing is read. For batches that are left out.
+
+        Args:
+            state: A position, as `state_dict` returns it, in a world of this size.
+            count: How many batches are not handed out.
+
+        Returns:
+            The position behind them.
+        """
+        whole = len(self._batches)
+        in_epoch = whole if not state.get(_START, 0) else self._batch + self.left
+        epoch, batch, start = state[_EPOCH], state[_BATCH] + count, state.get(_START, 0)
+        while batch >= in_epoch and whole:
+            epoch, batch, start, in_epoch = epoch + 1, batch - in_epoch, 0, whole
+        return {**state, _EPOCH: epoch, _BATCH: batch, _START: start}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Set the position; iterators made before are at their end.

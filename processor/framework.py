@@ -5,7 +5,7 @@ Megatron, ...) implements `Framework`; the five lifecycle callbacks of a recover
 which they are written here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -260,6 +260,20 @@ class LeavesOut(Protocol):
     @property
     def has_data(self) -> bool:
         """True if positions in the data are registered. Otherwise batches are drawn from the random numbers."""
+        ...
+
+    @property
+    def handed_out(self) -> dict[str, int] | None:
+        """How many batches each of the registered data has handed out; None: one of them cannot say."""
+        ...
+
+    def advance(self, blob: bytes, batches: Mapping[str, int]) -> bytes:
+        """Return `blob` with the data's positions so many batches further on. Of this rank; in repair.
+
+        Args:
+            blob: What `capture_local` has returned.
+            batches: How many, by the name of the data.
+        """
         ...
 
     def leave_out(self, blob: bytes, later: bytes) -> bytes:

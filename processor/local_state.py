@@ -39,6 +39,7 @@ class _Parts(msgspec.Struct, frozen=True, array_like=True):
     device: bytes  # empty for a device without a generator of its own
     trailing: bytes = b""  # values that the script has changed after the other parts were captured
     left_out: int = 0  # how often the batches that came next were left out, by a rule
+    taken: dict[str, int] = {}  # batches of the step before, by data, where they are counted
 
 
 _DECODER = msgspec.msgpack.Decoder(_Parts)
@@ -47,12 +48,15 @@ _DECODER = msgspec.msgpack.Decoder(_Parts)
 class LocalState:
     """Puts the parts together and back in their places. Used by the train thread."""
 
-    def __init__(self, framework: "Framework", device: "Device") -> None:
+    def __init__(self, framework: "Framework", device: "Device", *, counts: bool = False) -> None:
+        """`counts`: note how many batches each step takes, so that those of one that did not end can be left out."""
         self._framework = framework
         self._trailing = framework if isinstance(framework, Trailing) else None
         self._device = device
         self._last = _Parts(b"", b"")
         self._numbers: tuple[bytes, bytes] | None = None
+        self._counted = framework if counts and isinstance(framework, LeavesOut) else None
+        self._handed_out = self._now_handed_out()
 
     def capture(self) -> bytes:
         """Capture both parts."""
@@ -61,7 +65,33 @@ class LocalState:
     def whole(self, part: bytes) -> bytes:
         """Add the device's part, as of now, to the framework's. Runs at each commit."""
         self._last = _Parts(part, self._device.capture_random())
+        if self._counted is not None:
+            before, self._handed_out = self._handed_out, self._now_handed_out()
+            taken = {name: count - before.get(name, 0) for name, count in self._handed_out.items()}
+            self._last = msgspec.structs.replace(self._last, taken=taken)
         return _ENCODER.encode(self._last)
+
+    @property
+    def can_skip(self) -> bool:
+        """Return whether batches of a step that did not end can be left out."""
+        return self._counted is not None and self._counted.handed_out is not None
+
+    def _now_handed_out(self) -> dict[str, int]:
+        return {} if self._counted is None else self._counted.handed_out or {}
+
+    def advanced(self, times: int, blob: bytes) -> bytes:
+        """Return a local state of this rank with the data's position behind the batches of a step that did not end.
+
+        These are as many as the step before has taken, or one each where that is not known. `times`: in all; those that
+        were left out of it before count.
+        """
+        parts = _decoded(blob)
+        more = times - parts.left_out
+        if more <= 0 or self._counted is None:
+            return blob
+        batches = {name: more * max(1, parts.taken.get(name, 0)) for name in self._now_handed_out()}
+        moved = self._counted.advance(parts.framework, batches)
+        return _ENCODER.encode(msgspec.structs.replace(parts, framework=moved, left_out=times))
 
     def with_trailing(self) -> bytes | None:
         """Return what `whole` gave last with the values that the script has changed since; None: there are none."""
@@ -100,6 +130,7 @@ class LocalState:
         self._restore_trailing(parts.trailing)
         self._framework.rolled_back(step)
         self._restore_device(parts.device)  # last: putting the others back may have drawn numbers
+        self._handed_out = self._now_handed_out()
 
     def remember_random(self) -> None:
         """Remember where all generators are: the global ones of this process, and the device's."""

@@ -204,13 +204,17 @@ class RecoveryPhases:
     def _read_local(self, rank: int, step: int, part: RepairPart) -> bytes | None:
         """Return the copy of a rank's local state that is kept here, with the position to which its data is to go."""
         blob = self._runtime.local_states.read(rank, step)
-        return None if blob is None else self._leaving_out(blob, rank, part)
+        if blob is None or part.leave_out is None or not part.leave_out.data_step:
+            return blob
+        return self._leaving_out(blob, rank, part)
 
     def _leaving_out(self, blob: bytes, rank: int, part: RepairPart) -> bytes:
         """Have a rank-local state of the target step go on behind the batches that the plan leaves out, if any."""
         if part.leave_out is None:
             return blob
         read, order = self._runtime.local_states.read, part.leave_out
+        if not order.data_step:
+            return self._own.advanced(order.times, blob)
         return self._own.leaving_out(order.times, blob, read(rank, part.target_step), read(rank, order.data_step))
 
     def _label(self, order: Rejoin) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from ..protocol.errors import CallbackFailed, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
+from ..protocol.rules import OUT_OF_MEMORY
 from ..protocol.types import Activity, ArmedFault, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_actions as act
@@ -56,7 +57,7 @@ class TrainThread(Surroundings):
         self._step_state = step_state = StepState(clean=runtime.connected)
         self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, step_state=step_state)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
-        self._own = LocalState(framework, runtime.device)
+        self._own = LocalState(framework, runtime.device, counts=runtime.settings.skips_out_of_memory)
         self._copies = HostCopies(runtime, framework)
         runtime.injection_points.flip = _flip(runtime, framework)
         self._votes = Votes(runtime, framework, step_state)
@@ -288,7 +289,8 @@ class TrainThread(Surroundings):
         except Exception as error:
             self._ledger.abandon_step()
             # Only texts are kept: the traceback would keep the dead step's tensors and groups alive.
-            what_now = self._exception_policy.in_training(error)
+            skips = self._own.can_skip and not self._step_state.updating
+            what_now = self._exception_policy.in_training(error, self._step_state.count if skips else None)
             if what_now is exceptions.Reaction.LEAVE:
                 self._runtime.flush()
                 raise
@@ -360,8 +362,11 @@ class ExceptionPolicy:
         if now_us is not None:
             self._updates.append((step, now_us))
 
-    def in_training(self, error: Exception) -> exceptions.Reaction:
-        """Return what to do about an exception of the train function; report it unless another fault caused it."""
+    def in_training(self, error: Exception, skipping: int | None = None) -> exceptions.Reaction:
+        """Return what to do about an exception of the train function; report it unless another fault caused it.
+
+        `skipping`: the step whose batches may be left out where there is too little memory for them.
+        """
         runtime = self._runtime
         retry_unknown = runtime.settings.retry_unknown_exceptions
         finding, spread = self._with_window(
@@ -369,6 +374,11 @@ class ExceptionPolicy:
         )
         if finding.locate:
             runtime.device.memory_error_raised()
+        if finding.kind is FaultKind.OUT_OF_MEMORY and skipping is not None:
+            show_once(error)
+            detail = f"{finding.text} ({finding.meaning})"
+            runtime.report_fault(FaultKind.RULE, detail, mendable=True, trusted_step=skipping, code=OUT_OF_MEMORY.name)
+            return exceptions.Reaction.REPORT
         collateral = runtime.interrupted() or runtime.communicator.failed is not None
         what_now = exceptions.reaction(finding, collateral=collateral)
         if what_now is exceptions.Reaction.WAIT:

@@ -72,6 +72,16 @@ class ValueRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
+class OutOfMemoryAction(StrEnum):
+    """The consequence of a lack of memory in the train function."""
+
+    REPLACE = "replace"  # the process is replaced, as after any exception
+    SKIP_BATCH = "skip_batch"  # its memory is freed, and all ranks go on with the next batch
+
+
+OUT_OF_MEMORY = ValueRule("out_of_memory", "memory", RuleAction.SKIP_BATCH, not_finite=True)
+
+
 def acting(rules: tuple[ValueRule, ...]) -> tuple[ValueRule, ...]:
     """Return the rules that do more than report, the mildest first: the number of one is 1 + its place here."""
     order = list(RuleAction)
@@ -80,6 +90,8 @@ def acting(rules: tuple[ValueRule, ...]) -> tuple[ValueRule, ...]:
 
 class LeaveOut(msgspec.Struct, frozen=True):
     """The batches that a repair leaves out: all ranks take their data from where they stood at `data_step` updates.
+
+    0: the step has not ended, and each rank continues behind as many batches as it took for the one before.
 
     `times`: how often that was done at this step; a rank-local state that says so has been through it.
     """
@@ -99,6 +111,7 @@ class StandingRule(msgspec.Struct, frozen=True):
     skips: Count = 0
     repeats: Count = 0
     back: Count = 0
+    unfinished: bool = False  # the step did not come to its end on all ranks
 
     @property
     def times(self) -> int:

@@ -309,6 +309,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns
     retry_unknown_exceptions: bool = False  # what fits no pattern is mendable
     rules: tuple[ValueRule, ...] = ()  # on values that the script reports
+    skips_out_of_memory: bool = False  # a lack of memory costs a batch, and no process
 
 
 class SkippedRung(msgspec.Struct, frozen=True):

@@ -205,6 +205,21 @@ class TrainState(WholeState):
         """True if positions in the data are registered: batches that are left out are left out of them."""
         return bool(self.registry.data)
 
+    @property
+    def handed_out(self) -> dict[str, int] | None:
+        """How many batches each of the registered data has handed out; None: there is none, or one cannot say."""
+        data = self.registry.data
+        counted = {name: each.handed_out for name, each in data.items() if hasattr(each, "advanced")}
+        return counted if counted.keys() == data.keys() and data else None
+
+    def advance(self, blob: bytes, batches: Mapping[str, int]) -> bytes:
+        """Return a captured state with the data's positions so many batches further on."""
+        captured = tree.unpack(blob)
+        positions = captured["own"]["data"]
+        for name, count in batches.items():
+            positions[name] = self.registry.data[name].advanced(positions[name], count)
+        return tree.pack(captured, "state")
+
     def leave_out(self, blob: bytes, later: bytes) -> bytes:
         """Return a captured state with the data's position of a later one; without data, with its random numbers."""
         captured, part = tree.unpack(blob), "data" if self.has_data else "random"

@@ -268,7 +268,10 @@ def _leaving_out(
 
     Copies that others hold of an earlier step are what a way back has come to so far. A stored one is older than that.
     """
-    order, target = LeaveOut(standing.times, standing.step + 1), plan.target_step
+    order, target = (
+        LeaveOut(standing.times, 0 if standing.unfinished and not standing.back else standing.step + 1),
+        plan.target_step,
+    )
     without = [rank for rank, report in reports.items() if not _knows_position(rank, report, order, target)]
     stored = plan.restore in {RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT}
     fits = plan.restore is RestoreSource.REPLICA or (bool(standing.back) and stored and not without)

@@ -11,7 +11,7 @@ batches is known wherever its state is, and lost ranks go on there as the others
 
 from msgspec.structs import replace
 
-from ...protocol.rules import DO_NOT_REQUEUE, RuleAction, RuleTally, StandingRule, ValueRule
+from ...protocol.rules import DO_NOT_REQUEUE, OUT_OF_MEMORY, RuleAction, RuleTally, StandingRule, ValueRule
 from ...protocol.types import Decision, FaultReport, Rung
 from ...protocol.wording import count
 from . import topic as do
@@ -25,7 +25,7 @@ _HEARD = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING, Phase.RESUMI
 def _broken(state: JobState, rec: do.RuleBroken) -> Recs:
     """Do what a broken rule asks for: once, however many ranks say so."""
     report = rec.report
-    rule = next((each for each in state.policy.rules if each.name == report.code), None)
+    rule = next((each for each in (OUT_OF_MEMORY, *state.policy.rules) if each.name == report.code), None)
     step, standing = report.trusted_step, state.rules.standing
     if rule is None or step is None or state.phase not in _HEARD:
         state.ignore("broken rule that is not known" if rule is None else f"broken rule while {state.phase}")
@@ -51,6 +51,8 @@ def _act(state: JobState, rule: ValueRule, report: FaultReport, step: int, *, op
     """Have the next repair do it; `opens`: in a generation that begins now, as no fault has opened one."""
     what, times = _what(state, rule, step)
     text = f"rule {rule.name} on {rule.value} is broken at step {step}"
+    if rule is OUT_OF_MEMORY:
+        text = f"a rank is out of memory at step {step}"
     if rule.then is RuleAction.STOP or times > rule.at_most:
         state.remember(report)
         enough = (
@@ -64,7 +66,7 @@ def _act(state: JobState, rule: ValueRule, report: FaultReport, step: int, *, op
     if rule.then is RuleAction.REPEAT_STEP:
         stands = replace(stands, repeats=times)
     elif rule.then is RuleAction.SKIP_BATCH:
-        stands = replace(stands, skips=times)
+        stands = replace(stands, skips=times, unfinished=rule is OUT_OF_MEMORY)
     else:
         stands, rolled_back, trusted = replace(stands, back=times), (step, times), max(0, step - rule.steps)
     state.rules = replace(state.rules, standing=stands, rolled_back=rolled_back)

@@ -89,10 +89,14 @@ def train(records: Path, steps: int, step_s: float, given: dict[str, Any]) -> No
             batch, (samples, labels) = drawn(stream)
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(augmented(samples)), labels)
+            if given.get("fails") == "oom" and bad.meets(batch):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 TiB")
             loss.backward()  # type: ignore[no-untyped-call]
             running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
-            step.report(loss=loss * float("nan") if bad.meets(batch) else loss, samples=len(labels))
+            step.report(
+                loss=loss * float("nan") if "fails" not in given and bad.meets(batch) else loss, samples=len(labels)
+            )
             with step.update():
                 optimizer.step()
                 scheduler.step()

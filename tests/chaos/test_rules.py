@@ -69,6 +69,16 @@ def with_all(start_shared_job: StartJob) -> Job:
     return without(start_shared_job)
 
 
+def test_a_lack_of_memory_costs_a_batch_and_no_process(start_job: StartJob) -> None:
+    """Also two in a row, and one in whose recovery the rank itself is killed."""
+    bad = {"rank": 2, "batches": [4, 9, 10, 16], "fails": "oom"}
+    job = ruled(start_job, bad, faults=[inject(2, InjectionPoint.ROLLBACK, 13)], policy={"out_of_memory": "skip_batch"})
+    report = finish(job)
+    assert [each["replaced"] for each in report["incidents"]] == [[], [], [2]], job.said()
+    assert report["rules"]["out_of_memory"]["times"] == 4
+    assert_as(job, without(start_job, 4, 9, 10, 16))
+
+
 @pytest.mark.soak
 def test_a_step_is_repeated(start_job: StartJob, with_all: Job) -> None:
     """Twice in a row, and then its value is one; the process that computed it is kept, and no bit differs."""

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from midstep.processor.data import ResumableBatches
 from midstep.protocol.errors import ConfigurationError, RecoveryError
@@ -177,3 +184,18 @@ def test_data_without_a_global_order_cannot_be_divided_anew() -> None:
     private = ResumableBatches(DataLoader(_Numbers(24), batch_size=3))
     with pytest.raises(RecoveryError, match="saved by 4 ranks, this world has 1"):
         private.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 11])
+def test_a_position_further_on_is_the_one_that_is_reached(count: int) -> None:
+    """Over the ends of epochs; nothing is handed out for it."""
+    data = TensorDataset(torch.arange(20.0))
+    ahead, there = (ResumableBatches(DataLoader(data, batch_size=5, shuffle=True), seed=1) for _ in range(2))
+    reached = there.endless()
+    for _ in range(2 + count):
+        next(reached)
+    stream = ahead.endless()
+    next(stream), next(stream)
+    ahead.load_state_dict(ahead.advanced(ahead.state_dict(), count))
+    assert ahead.handed_out == 2
+    assert [next(ahead.endless())[0].tolist()] == [next(reached)[0].tolist()]

@@ -107,6 +107,11 @@ def test_rules_that_contradict_themselves_are_refused(rule: ValueRule, wrong: st
     assert wrong in problem.text
 
 
+def test_the_name_of_a_key_is_no_name_of_a_rule() -> None:
+    taken = msgspec.structs.replace(A_NUMBER, name="out_of_memory")
+    assert [each.key for each in broken_rules(Policy(rules=(taken,)))] == ["rules[0].name"]
+
+
 def test_two_rules_of_one_name_are_refused() -> None:
     assert [each.key for each in broken_rules(Policy(rules=(A_NUMBER, A_NUMBER)))] == ["rules[1].name"]
 
@@ -213,6 +218,15 @@ def test_going_back_takes_the_checkpoint_before_and_leaves_out_the_data_since_th
     assert {(each.part.target_step, each.part.leave_out) for each in rejoin} == {(4, LeaveOut(1, 9))}
     cluster.pass_barrier_two(4)
     assert cluster.machine.state.rules.steps_left_out == 5
+
+
+def test_a_lack_of_memory_leaves_out_what_the_step_before_has_taken() -> None:
+    """The others may not have come to the end of the step, so no position behind it is known."""
+    cluster = FakeCluster().start()
+    said = cluster.feed(cluster.fault(2, FaultKind.RULE, code="out_of_memory", trusted_step=8, mendable=True))
+    assert len(only(said, Quiesce)) == 4
+    rejoin = [each for rank in range(4) for each in only(cluster.feed(cluster.quiesced(rank, 8)), Rejoin)]
+    assert {each.part.leave_out for each in rejoin} == {LeaveOut(1, 0)}
 
 
 def test_a_rule_that_reports_is_counted_and_stops_nothing() -> None:
