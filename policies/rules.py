@@ -16,11 +16,11 @@ from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.faults import OF_JOB, ExceptionPattern
 from ..protocol.incidents import NoticeKind
 from ..protocol.rules import MOST_RULES, OUT_OF_MEMORY, OutOfMemoryAction, ValueRule
-from ..protocol.types import FaultKind, JobSettings, RestoreSource, Rung, StandbyDepth
+from ..protocol.types import FaultKind, IntegrityAction, JobSettings, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
-from .schema import AgentPolicy, HostCopyPolicy, NodePolicy, Policy, RungPolicy
+from .schema import AgentPolicy, HostCopyPolicy, IntegrityPolicy, NodePolicy, Policy, RungPolicy
 
 _ORDER = tuple(Rung)
 MOST_WEBHOOKS = 8
@@ -57,6 +57,7 @@ def advice(policy: Policy) -> tuple[str, ...]:
         )
     if policy.host_copy != HostCopyPolicy() and RestoreSource.HOST_COPY not in policy.restore:
         notes.append("host_copy is set, and restore is without host_copy: no copies are made in host memory")
+    notes += _integrity_advice(policy)
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
     limits = policy.deadlines
@@ -261,6 +262,22 @@ def _role_notes(policy: Policy) -> list[str]:
                 f"roles.{name} has no ladder, and the job's has no restart of the world: its faults stop the job"
             )
     return notes
+
+
+def _integrity_advice(policy: Policy) -> list[str]:
+    integrity = policy.integrity
+    if integrity == IntegrityPolicy() or (integrity.every_steps and policy.script_writes):
+        why = "midstep does not see what the script holds"
+        return [f"integrity.every_steps is set, and {why}: ranks do not vote"] if integrity.every_steps else []
+    if not integrity.every_steps:
+        return ["integrity is set, and integrity.every_steps is 0: ranks do not vote"]
+    copies = RestoreSource.HOST_COPY in policy.restore
+    if integrity.then is IntegrityAction.ROLLBACK and not copies and not policy.checkpoint.every_steps:
+        return [
+            "integrity.then is rollback, restore is without host_copy, and no checkpoints are written: where no copy "
+            "of a majority is exact, no state is there to go back to"
+        ]
+    return []
 
 
 def _restore_problems(policy: Policy) -> list[Problem]:

@@ -134,7 +134,11 @@ class Votes:
                 f"rank {self._runtime.rank} was wrong at step {step}: the repetition, in which all copies are equal, "
                 f"has another {_named(shards)}"
             )
-            self._runtime.report_fault(FaultKind.ODD_COPY, detail, FaultLevel.NOT_HANDLE)
+            _log.error("%s", detail)
+            found, occurred = f"wrong at step {step}", Assertion.OCCUR
+            self._runtime.report_fault(
+                FaultKind.ODD_COPY, detail, FaultLevel.NOT_HANDLE, fault_id=found, assertion=occurred
+            )
         self._doubtful = {each: found for each, found in self._doubtful.items() if each > step}
         for kind in self._reported:
             self._note(kind, "copies are equal again", Assertion.RECOVER)

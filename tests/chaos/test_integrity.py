@@ -9,13 +9,21 @@ from midstep.protocol.types import ArmedFault, FaultAction, FlippedBits, Injecti
 
 from .comparing import finish
 from .conftest import StartJob
-from .jobs import ROOMY, Job, Record
+from .jobs import PATIENCE_S, ROOMY, STEP_S, Job, Record, inject
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 VOTING: dict[str, Any] = {**ROOMY, "integrity": {"every_steps": 1, "strikes": 100}}
 COPYING: dict[str, Any] = {**VOTING, "restore": ["replica", "host_copy", "checkpoint"], "host_copy": {"every_steps": 1}}
 STEPS = 40
+FLIPS = 150
+KILLS = [
+    (0, InjectionPoint.FORWARD, 6),
+    (1, InjectionPoint.BARRIER, 14),
+    (2, InjectionPoint.UPDATE, 22),
+    (0, InjectionPoint.BACKWARD, 30),
+    (1, InjectionPoint.COLLECTIVE, 38),
+]
 PLACES = {
     FaultAction.FLIP_PARAMETER: InjectionPoint.FORWARD,
     FaultAction.FLIP_MOMENT: InjectionPoint.UPDATE,
@@ -28,13 +36,15 @@ def flip(rank: int, action: FaultAction, step: int, bits: FlippedBits = FlippedB
     return ArmedFault(rank, action, PLACES[action], step, bits=bits)
 
 
-def run(start_job: StartJob, ranks: int, faults: Sequence[ArmedFault], **options: Any) -> Job:
+def run(
+    start_job: StartJob, ranks: int, faults: Sequence[ArmedFault], *, patience_s: float = PATIENCE_S, **options: Any
+) -> Job:
     """Run a job with these flips, and one without midstep's help needed; both end with the same bits."""
-    shape = {"nodes": 1, "ranks_per_node": ranks, "steps": STEPS}
-    calm = start_job(**shape)
-    assert calm.wait() == 0, calm.said()
+    shape = {"nodes": 1, "ranks_per_node": ranks, "steps": options.pop("steps", STEPS)}
+    calm = start_job(**shape, step_s=options.get("step_s", STEP_S))
+    assert calm.wait(patience_s) == 0, calm.said()
     job = start_job(faults=faults, **{**shape, "policy": VOTING, **options})
-    assert job.wait() == 0, job.said()
+    assert job.wait(patience_s) == 0, job.said()
     assert_same_end(job.record(), calm.record(), ranks)
     return job
 
@@ -76,5 +86,57 @@ def test_of_two_that_differ_the_repetition_tells_who_was_wrong(start_job: StartJ
     assert {each["kind"] for each in undecided["reports"]} == {"copies_differ"}, undecided
     assert (undecided["restore"], undecided["steps_lost"]) == ("host_copy", 1), undecided
     assert (blamed(changed), changed["restore"]) == ({0}, "replica"), changed
+    assert "rank 1 was wrong at step 7: the repetition" in job.said()
+    assert "rank 0 was wrong" not in job.said()
     for incident in (undecided, changed):
         assert (incident["outcome"], incident["pids_before"]) == ("resumed", incident["pids_after"]), incident
+
+
+@pytest.mark.soak
+def test_each_of_many_flips_is_blamed_on_its_rank_in_one_job(start_job: StartJob) -> None:
+    """All kinds, all bits, all ranks, one flip every third step; the end is that of an undisturbed run all the same."""
+    kinds = [(action, bits) for action in PLACES for bits in FlippedBits]
+    flips = [flip(number % 3, *_at(kinds[number % len(kinds)], 4 + 3 * number)) for number in range(FLIPS)]
+    job = run(start_job, 3, flips, steps=10 + 3 * FLIPS, step_s=0.0, patience_s=500.0)
+    incidents = finish(job)["incidents"]
+    assert [blamed(each) for each in incidents] == [{each.rank} for each in flips]
+    assert all(each["pids_before"] == each["pids_after"] for each in incidents)
+    assert all((each["outcome"], each["steps_lost"]) == ("resumed", 0) for each in incidents)
+
+
+def _at(kind: tuple[FaultAction, FlippedBits], step: int) -> tuple[FaultAction, int, FlippedBits]:
+    return kind[0], step, kind[1]
+
+
+@pytest.mark.soak
+def test_a_rank_that_is_wrong_again_moves_to_a_spare_and_the_votes_go_on(start_job: StartJob) -> None:
+    """The second strike is the last: its node is left. No alarm is raised for the newcomer."""
+    flips = [flip(1, FaultAction.FLIP_MOMENT, step, FlippedBits.ELEMENT) for step in (6, 12)]
+    policy = {**VOTING, "integrity": {"every_steps": 1, "strikes": 2}}
+    job = run(start_job, 3, flips, nodes=3, ranks_per_node=1, spares=1, policy=policy)
+    first, second = finish(job)["incidents"]
+    assert (blamed(first), first["replaced"]) == ({1}, [])
+    assert (blamed(second), second["replaced"], second["decisions"][-1]["rung"]) == ({1}, [1], "recover"), second
+
+
+@pytest.mark.soak
+def test_recoveries_raise_no_alarm(start_job: StartJob) -> None:
+    """Processes are killed, and the votes of newcomers and survivors agree."""
+    kills = [inject(rank, point, step, life=1 + (step > 24)) for rank, point, step in KILLS]
+    job = run(start_job, 3, kills, steps=60)
+    incidents = finish(job)["incidents"]
+    assert len(incidents) == len(kills), incidents
+    assert not any(blamed(each) for each in incidents), incidents
+
+
+@pytest.mark.soak
+def test_between_two_votes_all_go_back_to_the_state_that_passed_the_last_one(start_job: StartJob) -> None:
+    """The odd one has computed gradients with what was wrong; the copy of the majority would not be exact."""
+    flips = [flip(1, FaultAction.FLIP_MOMENT, 9, FlippedBits.SIGN), flip(2, FaultAction.FLIP_GRADIENT, 18)]
+    policy = {**COPYING, "integrity": {"every_steps": 4, "strikes": 100}, "host_copy": {"every_steps": 2}}
+    job = run(start_job, 3, flips, policy=policy)
+    incidents = finish(job)["incidents"]
+    assert [blamed(each) for each in incidents] == [{1}, {2}], incidents
+    for incident in incidents:
+        assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
+        assert incident["pids_before"] == incident["pids_after"], incident

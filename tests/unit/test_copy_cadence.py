@@ -1,5 +1,6 @@
 """When all ranks copy their state into host memory: there is always a step of which all have a whole copy."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,3 +110,14 @@ def test_auto_keeps_the_wait_below_half_a_percent_and_the_copy_within_its_steps(
 def test_the_newest_copy_is_never_overwritten() -> None:
     """Nor one that is the only one."""
     assert [file_to_write(steps) for steps in ((0, 0), (3, 0), (3, 4), (5, 4))] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "agreed", "written"),
+    [((0, 0), 0, 0), ((3, 0), 3, 1), ((3, 4), 3, 1), ((5, 4), 4, 0), ((3, 4), 4, 0), ((3, 4), 2, 0), ((3, 4), 9, 0)],
+)
+def test_where_ranks_vote_the_newest_copy_that_has_passed_one_stays(
+    steps: tuple[int, int], agreed: int, written: int
+) -> None:
+    """Whatever is newer has no vote behind it yet, and is overwritten instead."""
+    assert file_to_write(steps, agreed) == written

@@ -341,3 +341,22 @@ def test_what_is_perhaps_not_meant_is_noted_and_not_refused(text: str, words: st
 
 def test_the_default_policy_needs_no_advice() -> None:
     assert advice(default_policy()) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("integrity: {strikes: 3}", "every_steps is 0: ranks do not vote"),
+        ("{integrity: {every_steps: 4}, checkpoint: {every_steps: 0}}", "no state is there to go back to"),
+        ("{integrity: {every_steps: 4}, communicator: {name: external}}", "midstep does not see what the script holds"),
+    ],
+)
+def test_votes_that_help_little_are_named(text: str, note: str) -> None:
+    """The policy is allowed, and perhaps not meant."""
+    assert any(note in each for each in advice(parse_policy(text, "job.yaml")))
+
+
+def test_votes_with_copies_to_go_back_to_need_no_advice() -> None:
+    """Nor does a policy without votes."""
+    text = "{integrity: {every_steps: 4}, restore: [replica, host_copy, checkpoint], checkpoint: {every_steps: 0}}"
+    assert not any("integrity" in each for each in (*advice(parse_policy(text, "job.yaml")), *advice(Policy())))

@@ -1,0 +1,62 @@
+"""Bits that are flipped on purpose: one element or all, where nobody notices but a vote."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from midstep.processor import tree
+from midstep.processor.bit_flips import BitFlips
+from midstep.processor.shard import Shard
+from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.faults import FLIP_ACTIONS, ArmedFault, FaultAction, FlippedBits
+from midstep.protocol.types import ShardHold
+
+
+class Held:
+    """A framework with one shard: a parameter, a moment, a counter; and a gradient."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 40, dtype=dtype).reshape(4, 10))
+        self.moment, self.gradient = torch.full((40,), 0.5, dtype=dtype), torch.full((40,), 2.0, dtype=dtype)
+
+    def shards(self) -> tuple[ShardHold, ...]:
+        return (ShardHold("whole", 1),)
+
+    def open_shard(self, shard_id: str) -> Shard:
+        state = {"exp_avg": self.moment, "step": torch.tensor(3.0)}
+        content = {"parameters": {"w": self.parameter.detach()}, "optimizers": {"o": {"state": {0: state}}}}
+        header, tensors = tree.flatten(content, shard_id)
+        return Shard(header, tensors)
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [self.gradient]
+
+    def tensor(self, action: FaultAction) -> torch.Tensor:
+        """Return what an action flips bits of."""
+        found = {FaultAction.FLIP_PARAMETER: self.parameter.detach(), FaultAction.FLIP_MOMENT: self.moment}
+        return found.get(action, self.gradient).reshape(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("bits", list(FlippedBits))
+@pytest.mark.parametrize("action", sorted(FLIP_ACTIONS))
+def test_what_is_meant_is_flipped(action: FaultAction, bits: FlippedBits, dtype: torch.dtype) -> None:
+    """In any of the precisions; torch has not noticed, so a backward pass goes on."""
+    held: Any = Held(dtype)
+    before = {each: held.tensor(each).clone() for each in FLIP_ACTIONS}
+    version = held.parameter._version
+    BitFlips(held, 0, 1).flip(ArmedFault(0, action, bits=bits))
+    differing = {each: int((held.tensor(each) != before[each]).sum()) for each in FLIP_ACTIONS}
+    assert differing.pop(action) == (40 if bits is FlippedBits.TENSOR else 1)
+    assert (set(differing.values()), held.parameter._version) == ({0}, version)
+    if bits is FlippedBits.SIGN:
+        assert torch.equal(held.tensor(action).abs(), before[action].abs())
+
+
+def test_what_is_not_there_cannot_be_flipped() -> None:
+    """The moments of the first step, say."""
+    held: Any = Held(torch.float32)
+    held.gradients = list
+    with pytest.raises(ConfigurationError, match="no such tensor"):
+        BitFlips(held, 0, 1).flip(ArmedFault(0, FaultAction.FLIP_GRADIENT))
