@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..protocol.errors import CallbackFailed, Interrupted, MidstepError
+from ..protocol.errors import CallbackFailed, ConfigurationError, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
-from ..protocol.rules import OUT_OF_MEMORY
+from ..protocol.rules import OUT_OF_MEMORY, RuleAction, ValueRule
 from ..protocol.types import Activity, ArmedFault, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_actions as act
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
-from .framework import Comparable, Informed
+from .framework import Comparable, Informed, LeavesOut
 from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
 from .local_state import LocalState
@@ -64,7 +64,7 @@ class TrainThread(Surroundings):
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
         self._exception_policy = ExceptionPolicy(runtime)
-        self._judge = Judge(runtime.settings.rules) if runtime.settings.rules else None
+        self._judge = judge_of(runtime.settings.rules, framework)
         self._loop = RankLoop(runtime.session, step_state, self._ledger.order, early=runtime.early)
         self._train_function: Callable[[], Any] | None = None
         self._result: Any = None  # of the train function
@@ -344,6 +344,18 @@ def _flip(runtime: "Runtime", framework: "Framework") -> Callable[[ArmedFault], 
         BitFlips(framework, runtime.rank, runtime.incarnation).flip(fault)
 
     return flip
+
+
+def judge_of(rules: Sequence[ValueRule], framework: "Framework") -> Judge | None:
+    """Return what holds values against rules; None without rules. Raises ConfigurationError for what cannot be done."""
+    leaving_out = [rule.name for rule in rules if rule.then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}]
+    if leaving_out and not isinstance(framework, LeavesOut):
+        raise ConfigurationError(
+            f"rules in the policy: {', '.join(leaving_out)} would leave data out, which a {type(framework).__name__} "
+            f"cannot. Choose {RuleAction.REPORT}, {RuleAction.REPEAT_STEP} or {RuleAction.STOP}, or train with "
+            "midstep.TrainState"
+        )
+    return Judge(rules) if rules else None
 
 
 class ExceptionPolicy:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.rules import broken_rules
 from midstep.policies.schema import Policy
 from midstep.processor.rules import Judge, worst
+from midstep.processor.train_thread import judge_of
+from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, StartProcess
 from midstep.protocol.rules import DO_NOT_REQUEUE, Jump, LeaveOut, RuleAction, Slow, ValueRule
 from midstep.protocol.types import FaultKind, LocalStateCopy, StepReport
@@ -235,3 +238,21 @@ def test_a_rule_that_reports_is_counted_and_stops_nothing() -> None:
     cluster.expect(Phase.RUNNING)
     assert cluster.machine.state.rules.tallies["a_number"].times == 1
     assert cluster.machine.incidents == ()
+
+
+# --- frameworks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", list(RuleAction))
+def test_a_framework_that_cannot_leave_data_out_refuses_rules_that_would(then: RuleAction) -> None:
+    rule = msgspec.structs.replace(A_NUMBER, then=then, steps=int(then is RuleAction.ROLL_BACK))
+    other: Any = object()
+    if then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}:
+        with pytest.raises(ConfigurationError, match="a_number would leave data out, which a object cannot"):
+            judge_of([rule], other)
+    else:
+        assert judge_of([rule], other) is not None
+
+
+def test_without_rules_nothing_is_judged() -> None:
+    assert judge_of([], object()) is None  # type: ignore[arg-type]
