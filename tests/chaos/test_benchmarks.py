@@ -18,6 +18,7 @@ SHORT = {
     "failover": "--repeats 1",
     "false_alarms": "--steps 30 --policies tuned",
     "host_copies": "--repeat 1 --steps 4",
+    "votes": "--repeat 1 --steps 4",
     "link_ups": "--link-ups 10 --minutes 2",
     "long_job": "--incidents 20",
     "machine": "--ranks 100 --repeats 1",
