@@ -72,7 +72,7 @@ def command(
     if not place or not named:
         raise click.UsageError(f"--server and --task are needed, or {SERVER} and {TASK}, which MindCluster sets.")
     try:
-        from ..detectors.clusterd_service import Place, RecoverClient
+        from ..detectors.clusterd_service import ClusterdAddress, RecoverClient
     except ImportError as error:
         raise ConfigurationError(
             f"ClusterD is spoken to with grpcio and protobuf ({error}): pip install 'midstep[mindcluster]'."
@@ -80,7 +80,9 @@ def command(
     import grpc
 
     target = reached(job, controller, token_file)
-    client = RecoverClient(Place(place if ":" in place else f"{place}:{PORT}", named, certificate=certificate))
+    client = RecoverClient(
+        ClusterdAddress(place if ":" in place else f"{place}:{PORT}", named, certificate=certificate)
+    )
     try:
         client.start()
         Bridge(target, client).run()
@@ -152,7 +154,7 @@ class Bridge:
         for action in actions:
             if isinstance(action, d.Remark):
                 _log.warning("%s", action.text)
-            elif isinstance(action, d.ReportFault):
+            elif isinstance(action, d.TellFault):
                 self._ask(requests.ReportFaultRequest(action.report))
             elif isinstance(action, d.StopJob):
                 self._ask(requests.StopJobRequest(action.why))

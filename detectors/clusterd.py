@@ -10,7 +10,7 @@ by its own ladder and recovers at once, so:
 - What ClusterD asks is answered from the job's status: as soon as that shows that the ranks have stopped, which rungs
   are left, and what became of the incident.
 - `dump`, `exit` and `killMaster` end the job, whatever the ladder would do: the platform has decided so.
-- A fault that midstep knows first is told to ClusterD if its rung needs a node from the platform.
+- ClusterD hears of a fault that midstep knows first if its rung needs a node from the platform.
 
 Messages: `recover.proto` of MindCluster 26.1 (component/clusterd/pkg/interface/grpc/recover).
 """
@@ -45,7 +45,7 @@ class SignalType(StrEnum):
     KEEP_ALIVE = "keep-alive"
 
 
-class Strategy(StrEnum):
+class RecoverStrategy(StrEnum):
     """A way to recover, as ClusterD calls it."""
 
     RETRY = "retry"
@@ -54,7 +54,7 @@ class Strategy(StrEnum):
     EXIT = "exit"
 
 
-class FaultType(StrEnum):
+class RankFaultType(StrEnum):
     """The kind of a rank's fault, as ClusterD writes it."""
 
     MEMORY = "0"
@@ -102,7 +102,7 @@ class ReportRecoverStrategy(msgspec.Struct, frozen=True):
     """Tell ClusterD what the ladder has left."""
 
     ranks: tuple[FaultyRank, ...]
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[RecoverStrategy, ...]
 
 
 class ReportRecoverStatus(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class ReportRecoverStatus(msgspec.Struct, frozen=True):
     info: str
 
 
-class ReportFault(msgspec.Struct, frozen=True):
+class TellFault(msgspec.Struct, frozen=True):
     """Tell midstep's controller of a fault."""
 
     report: FaultReport
@@ -133,13 +133,7 @@ class Remark(msgspec.Struct, frozen=True):
 
 
 Action = (
-    ReportProcessFault
-    | ReportStopComplete
-    | ReportRecoverStrategy
-    | ReportRecoverStatus
-    | ReportFault
-    | StopJob
-    | Remark
+    ReportProcessFault | ReportStopComplete | ReportRecoverStrategy | ReportRecoverStatus | TellFault | StopJob | Remark
 )
 
 
@@ -170,7 +164,7 @@ class Dialogue:
         return self._question is not None
 
     def began(self) -> None:
-        """Begin anew: a new subscription has ClusterD forget whatever it had begun."""
+        """Begin again: a new subscription has ClusterD forget whatever it had begun."""
         self._question = self._last = None
         self._named = frozenset()
         self._told = 0 if self._incidents is None else max(0, self._told - 1)
@@ -231,7 +225,7 @@ class Dialogue:
 
     def _global_fault(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
         yield from self._leave_nodes(signal, status)
-        strategies = tuple(strategy for strategy in Strategy if _is_left(strategy, status))
+        strategies = tuple(strategy for strategy in RecoverStrategy if _is_left(strategy, status))
         yield ReportRecoverStrategy(signal.ranks, strategies)
 
     def _leave_nodes(self, signal: Signal, status: JobStatus, _: float = 0.0) -> Iterator[Action]:
@@ -243,15 +237,15 @@ class Dialogue:
                 yield self._assert(f"node/{node}", FaultKind.NODE, FaultLevel.SEPARATE_NPU, node=node)
 
     def _change_strategy(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
-        if signal.strategy in {Strategy.EXIT, Strategy.DUMP}:
+        if signal.strategy in {RecoverStrategy.EXIT, RecoverStrategy.DUMP}:
             yield StopJob(f"ClusterD has decided to {signal.strategy}")
         else:
             yield from self._withdraw(status)
-        if signal.strategy != Strategy.EXIT:  # of that no report is asked for
+        if signal.strategy != RecoverStrategy.EXIT:  # of that no report is asked for
             self._ask(signal, status, now)
 
     def _save_and_exit(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
-        yield from self._change_strategy(msgspec.structs.replace(signal, strategy=Strategy.DUMP), status, now)
+        yield from self._change_strategy(msgspec.structs.replace(signal, strategy=RecoverStrategy.DUMP), status, now)
 
     def _kill_master(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
         self._question = None
@@ -275,12 +269,12 @@ class Dialogue:
             assertion=Assertion.OCCUR,
         )
         self._asserted[fault_id] = report
-        return ReportFault(report)
+        return TellFault(report)
 
     def _withdraw(self, status: JobStatus) -> Iterator[Action]:
         """Take back what was asserted: devices are well, or the ranks are elsewhere, when ClusterD says what to do."""
         for report in self._asserted.values():
-            yield ReportFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))
+            yield TellFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))
         self._asserted = {}
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -300,16 +294,16 @@ class Dialogue:
 
     def _changed(self, question: _Question, status: JobStatus, now: float) -> Iterable[Action] | None:
         strategy = question.signal.strategy
-        if strategy == Strategy.DUMP or question.signal.type == SignalType.SAVE_AND_EXIT:
+        if strategy == RecoverStrategy.DUMP or question.signal.type == SignalType.SAVE_AND_EXIT:
             return self._dumped(status)
-        failed = RETRY_FAILED if strategy == Strategy.RETRY else UNRECOVERABLE
+        failed = RETRY_FAILED if strategy == RecoverStrategy.RETRY else UNRECOVERABLE
         if status.exit_code is not None:
             return [ReportRecoverStatus(strategy, UNRECOVERABLE, f"the job has ended: {status.reason}")]
         latest = status.incidents[-1] if status.incidents else None
         if latest is None or latest.outcome is not Outcome.OPEN:
             came = "nothing had to be recovered" if latest is None else f"incident {latest.number}: {latest.outcome}"
             return [ReportRecoverStatus(strategy, OK, came)]
-        if strategy == Strategy.RETRY and latest.rung not in {None, Rung.RETRY_STEP}:
+        if strategy == RecoverStrategy.RETRY and latest.rung not in {None, Rung.RETRY_STEP}:
             return [ReportRecoverStatus(strategy, failed, f"the ladder is at {latest.rung}")]
         if now - question.asked_s >= RECOVERED_S:
             return [ReportRecoverStatus(strategy, failed, f"incident {latest.number} is still open")]
@@ -319,7 +313,7 @@ class Dialogue:
         if status.exit_code is None:
             return None
         failed = NO_EMERGENCY_CHECKPOINT in status.reason
-        return [ReportRecoverStatus(Strategy.DUMP, DUMP_FAILED if failed else OK, status.reason)]
+        return [ReportRecoverStatus(RecoverStrategy.DUMP, DUMP_FAILED if failed else OK, status.reason)]
 
 
 _Heard = Callable[[Dialogue, Signal, JobStatus, float], Iterator[Action]]
@@ -342,30 +336,32 @@ _ANSWERS: dict[str, _Looked] = {
 
 
 def _kind_of(fault_type: str) -> FaultKind:
-    kinds = {FaultType.MEMORY: FaultKind.MEMORY, FaultType.LINK: FaultKind.NETWORK}
-    return kinds.get(FaultType(fault_type), FaultKind.DEVICE) if fault_type in {*FaultType} else FaultKind.DEVICE
+    kinds = {RankFaultType.MEMORY: FaultKind.MEMORY, RankFaultType.LINK: FaultKind.NETWORK}
+    return (
+        kinds.get(RankFaultType(fault_type), FaultKind.DEVICE) if fault_type in {*RankFaultType} else FaultKind.DEVICE
+    )
 
 
 def _level_of(fault_type: str) -> FaultLevel:
     """A link's operators are retried by the ranks, which say so themselves; all else is held until ClusterD decides."""
-    return FaultLevel.NOT_HANDLE if fault_type == FaultType.LINK else FaultLevel.RESTART_REQUEST
+    return FaultLevel.NOT_HANDLE if fault_type == RankFaultType.LINK else FaultLevel.RESTART_REQUEST
 
 
-def _type_of(kind: FaultKind) -> FaultType:
+def _type_of(kind: FaultKind) -> RankFaultType:
     if kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
-        return FaultType.MEMORY
-    return FaultType.LINK if kind in {FaultKind.LINK, FaultKind.COMMUNICATION} else FaultType.NORMAL
+        return RankFaultType.MEMORY
+    return RankFaultType.LINK if kind in {FaultKind.LINK, FaultKind.COMMUNICATION} else RankFaultType.NORMAL
 
 
 _RUNGS = {
-    Strategy.RETRY: (Rung.RETRY_STEP,),
-    Strategy.RECOVER: (Rung.RECOVER_IN_PLACE, Rung.RECOVER),
-    Strategy.DUMP: (),
-    Strategy.EXIT: (),
+    RecoverStrategy.RETRY: (Rung.RETRY_STEP,),
+    RecoverStrategy.RECOVER: (Rung.RECOVER_IN_PLACE, Rung.RECOVER),
+    RecoverStrategy.DUMP: (),
+    RecoverStrategy.EXIT: (),
 }
 
 
-def _is_left(strategy: Strategy, status: JobStatus) -> bool:
+def _is_left(strategy: RecoverStrategy, status: JobStatus) -> bool:
     """Say whether a rung of a strategy has something left of each of its budgets; what needs no rung always is."""
     rungs = _RUNGS[strategy]
     spent = {each.name.partition(" ")[0] for each in status.budgets if each.used >= each.limit}

@@ -82,7 +82,7 @@ def _messages() -> dict[str, Any]:
 MESSAGES = _messages()
 
 
-class Place(msgspec.Struct, frozen=True):
+class ClusterdAddress(msgspec.Struct, frozen=True):
     """Where ClusterD listens, `HOST:PORT`, and the job's name there. `certificate`: by which it is known, or no TLS."""
 
     server: str
@@ -98,7 +98,7 @@ class ClusterdRefused(ConfigurationError):
 class RecoverClient:
     """A connection to ClusterD. `signals` has what it says; None: a new subscription began."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClusterdAddress) -> None:
         """Connect nothing yet. Raises ConfigurationError when the certificate cannot be read."""
         self.signals: queue.Queue[d.Signal | None] = queue.Queue(MOST_SIGNALS)
         self._place = place
@@ -183,7 +183,7 @@ class RecoverClient:
                 yield signal
 
 
-def _channel(place: Place) -> Any:
+def _channel(place: ClusterdAddress) -> Any:
     if place.certificate is None:
         return grpc.insecure_channel(place.server)
     try:

@@ -62,7 +62,7 @@ ENDED = at("ended", exit_code=130, reason="ClusterD has decided to dump")
 
 
 def reports(actions: list[d.Action]) -> list[FaultReport]:
-    return [action.report for action in actions if isinstance(action, d.ReportFault)]
+    return [action.report for action in actions if isinstance(action, d.TellFault)]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,9 @@ def test_a_signal_that_comes_twice_is_one(dialogue: d.Dialogue, kind: str) -> No
 
 def test_the_strategies_are_those_that_the_budgets_leave(dialogue: d.Dialogue) -> None:
     (said,) = dialogue.heard(signal("globalFault"), TRAINING, 1.0)
-    assert said == d.ReportRecoverStrategy(RANKS, (d.Strategy.RECOVER, d.Strategy.DUMP, d.Strategy.EXIT))
+    assert said == d.ReportRecoverStrategy(
+        RANKS, (d.RecoverStrategy.RECOVER, d.RecoverStrategy.DUMP, d.RecoverStrategy.EXIT)
+    )
 
 
 @pytest.mark.parametrize("kind", ["globalFault", "faultNodesExit", "preExitProcess"])
