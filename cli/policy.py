@@ -24,6 +24,7 @@ from ..protocol.wording import nodes_text, ranks_text
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
 from .numbers import NODES, RANKS_OF_A_NODE, RESTARTS, SPARES
+from .policy_change import apply, in_force, set_keys
 
 EXIT_WRONG_FILE = 1
 _KEEPING_STATE = frozenset({Rung.RETRY_STEP, Rung.STOP})
@@ -353,6 +354,10 @@ def from_acjob(*, file: Path, output: Path | None, force: bool, job: str | None)
         click.echo(found.text, nl=False)
     for note in found.notes:
         echo(str(note), err=True)
+
+
+for each in (apply, set_keys, in_force):
+    command.add_command(each)
 
 
 def _text_of(file: Path) -> str:

@@ -204,7 +204,7 @@ class Driver:
         self._words = KeptWords()
         self._switchover = switchover or Switchover()
         self._told = ToldNodes(lambda: self._switchover.standing()[0])
-        self._requests = RequestHandler(journal.founding.job, self._switchover, stories)
+        self._requests = RequestHandler(journal.founding.job, self._switchover, stories, lambda: machine.state.policy)
         self._job_directory = job_directory
         self._clock = journal.clock
         self._pending: list[Pending] = []

@@ -266,4 +266,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     webhooks: tuple[WebhookStatus, ...] = ()  # those that are told of the job
     controls: Controls = Controls()  # what operators want of the job, and have done
     rules: RuleBook = RuleBook()  # what the policy's rules on reported values have led to
+    policy_changes: int = 0  # how often its policy was changed while it ran
     held: bool = False  # all ranks stand still at a step boundary, as an operator wants it

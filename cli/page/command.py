@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ...controller.endpoints.control_requests import PolicyReply, PolicyRequest
 from ...controller.endpoints.metrics_server import is_loopback
 from ...launch.job import POLICY_NAME
 from ...launch.reached_job import HereJob, ReachedJob, look, reached
@@ -213,15 +214,27 @@ def looker(target: ReachedJob) -> Callable[[], Looked]:
     policy, checkpoints = ("", None) if directory is None else _policy_and_checkpoints(directory)
     newest: Checkpoint | None = None
     next_s = 0.0
+    told = -1  # changes of the policy, as of its text
 
     def look_at() -> Looked:
-        nonlocal newest, next_s
+        nonlocal newest, next_s, policy, told
         status, note = look(target)
+        if not note and told != status.policy_changes:
+            policy, told = _policy_in_force(target) or policy, status.policy_changes
         if checkpoints is not None and time.monotonic() >= next_s:
             newest, next_s = _newest(checkpoints), time.monotonic() + CHECKPOINT_S
         return Looked(status, note, policy, newest)
 
     return look_at
+
+
+def _policy_in_force(target: ReachedJob) -> str:
+    """Return the text of the policy that a controller goes by now; empty where it does not say so."""
+    try:
+        reply = target.ask(PolicyRequest(), ASK_S)
+    except MidstepError:
+        return ""
+    return render(reply.policy) if isinstance(reply, PolicyReply) else ""
 
 
 def _policy_and_checkpoints(directory: Path) -> tuple[str, Path | None]:

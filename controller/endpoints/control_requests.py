@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from ...policies.schema import Policy
 from ...protocol.bounds import Count, Name, Text
 from ...protocol.controls import MOST_FAILOVER_S, Control, LeadControl, Why
 from ...protocol.errors import MidstepError
@@ -76,6 +77,19 @@ class LeaveNodeRequest(msgspec.Struct, frozen=True, tag=True):
     at_once: bool = False
 
 
+class PolicyRequest(msgspec.Struct, frozen=True, tag=True):
+    """Ask for the policy in force."""
+
+
+class ApplyPolicyRequest(msgspec.Struct, frozen=True, tag=True):
+    """Go by another policy from now on. `number`: of this change, so that no other one is undone unseen."""
+
+    policy: Policy
+    number: Count
+    by: Name
+    why: Why
+
+
 class PromoteRequest(msgspec.Struct, frozen=True, tag=True):
     """Let another controller, which stands by, lead."""
 
@@ -92,6 +106,13 @@ class StatusReply(msgspec.Struct, frozen=True, tag=True):
     """The live answer to StatusRequest."""
 
     status: JobStatus
+
+
+class PolicyReply(msgspec.Struct, frozen=True, tag=True):
+    """The policy in force, after so many changes while the job ran."""
+
+    policy: Policy
+    changes: Count
 
 
 class IncidentsReply(msgspec.Struct, frozen=True, tag=True):
@@ -157,12 +178,14 @@ PromptRequest = (
     | StopJobRequest
     | ControlRequest
     | LeaveNodeRequest
+    | PolicyRequest
+    | ApplyPolicyRequest
     | PromoteRequest
     | PauseFailoverRequest
 )
 """A request that is answered at once, or when it is durable."""
 Request = PromptRequest | StoryRequest
-Reply = StatusReply | IncidentsReply | StoryReply | Accepted | Refused | TryLater
+Reply = StatusReply | PolicyReply | IncidentsReply | StoryReply | Accepted | Refused | TryLater
 
 _decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
@@ -195,6 +218,8 @@ RIGHTS: dict[type[Request], Right] = {
     StopJobRequest: Right(Role.OPERATOR, "stop the job"),
     ControlRequest: Right(Role.OPERATOR, "control the job"),
     LeaveNodeRequest: Right(Role.OPERATOR, "drain or isolate a node"),
+    PolicyRequest: Right(Role.VIEWER, "see the policy"),
+    ApplyPolicyRequest: Right(Role.OPERATOR, "change the policy"),
     PromoteRequest: Right(Role.ADMIN, "promote a controller"),
     PauseFailoverRequest: Right(Role.ADMIN, "pause the failover"),
 }

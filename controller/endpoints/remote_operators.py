@@ -17,6 +17,7 @@ from ...protocol.identities import Role, role_of
 from ...protocol.transport import Received
 from .control_requests import (
     IncidentsRequest,
+    PolicyRequest,
     Refused,
     Reply,
     Request,
@@ -36,7 +37,7 @@ ANSWERED_BYTES = 8 * 1024 * 1024  # over one connection; who does not read them 
 _REMEMBERED = 1024  # connections: more than there can be at once
 _LOGGED = 20  # of one kind of refusal, then one in _LOGGED
 OWNER = "owner"
-_READS = (StatusRequest, IncidentsRequest, StoryRequest)
+_READS = (StatusRequest, PolicyRequest, IncidentsRequest, StoryRequest)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(Request).decode

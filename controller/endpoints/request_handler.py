@@ -13,6 +13,8 @@ from typing import Protocol
 
 import msgspec
 
+from ...policies.rules import broken_rules
+from ...policies.schema import Policy
 from ...protocol.controls import Asked, Control, PauseFailover, PromoteController
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
@@ -26,11 +28,13 @@ from ..recovery.events import (
     Event,
     InjectRequested,
     KillNodeRequested,
+    PolicyApplied,
     Send,
     StopRequested,
 )
 from .control_requests import (
     Accepted,
+    ApplyPolicyRequest,
     ControlRequest,
     IncidentsReply,
     IncidentsRequest,
@@ -38,6 +42,8 @@ from .control_requests import (
     KillNodeRequest,
     LeaveNodeRequest,
     PauseFailoverRequest,
+    PolicyReply,
+    PolicyRequest,
     PromoteRequest,
     PromptRequest,
     Refused,
@@ -68,8 +74,18 @@ class StoryRequests(Protocol):
 class RequestHandler:
     """Turns requests into events, and actions into answers."""
 
-    def __init__(self, job: JobSpec, lead: LeadRequests, stories: StoryRequests | None = None) -> None:
-        """`lead` answers what is about the lead, and not about the job; `stories`, if any, what the journal tells."""
+    def __init__(
+        self,
+        job: JobSpec,
+        lead: LeadRequests,
+        stories: StoryRequests | None = None,
+        policy: Callable[[], Policy] = Policy,
+    ) -> None:
+        """`lead` answers what is about the lead, and not about the job; `stories`, if any, what the journal tells.
+
+        `policy` returns the policy in force.
+        """
+        self._policy = policy
         self._job = job
         self._lead = lead
         self._stories = stories
@@ -102,8 +118,10 @@ class RequestHandler:
             return self._told(request, status())
         if isinstance(request, PromoteRequest | PauseFailoverRequest):
             return self._lead.answer(request)
-        if isinstance(request, ControlRequest):
-            return ControlRequested(request.control, Asked(request.by, role, request.why))
+        if isinstance(request, PolicyRequest):
+            return PolicyReply(self._policy(), status().policy_changes)
+        if isinstance(request, ControlRequest | ApplyPolicyRequest):
+            return _control(request, role)
         if isinstance(request, LeaveNodeRequest):
             return _without_node(request.node, status()) or FaultReported(_leaving(request, role))
         return StopRequested(request.reason) if isinstance(request, StopJobRequest) else self._fault(request, status)
@@ -138,12 +156,12 @@ class RequestHandler:
 
     def answer(self, event: Journaled, actions: list[Action]) -> Reply:
         """Return the answer to the request that became `event`, now that it is durable and handled."""
-        if isinstance(event, ControlRequested):
+        if isinstance(event, ControlRequested | PolicyApplied):
             told = [action for action in actions if isinstance(action, ControlAnswered)]
-            return self._answer_of_control(event.control, told)
+            return self._answer_of_control(event.control if isinstance(event, ControlRequested) else None, told)
         return _answer_of_order(event, actions)
 
-    def _answer_of_control(self, control: Control, told: list[ControlAnswered]) -> Reply:
+    def _answer_of_control(self, control: Control | None, told: list[ControlAnswered]) -> Reply:
         if not told:
             return Refused("the job has ended")
         if isinstance(control, PromoteController):
@@ -170,6 +188,16 @@ def _answer_of_order(event: Journaled, actions: list[Action]) -> Reply:
         follows = f"sent to {receivers}" if receivers else "nothing has to be done at once, see `midstep status`"
         return Accepted(f"{describe_report(event.report)}; {follows}")
     return Accepted("the job is being stopped")
+
+
+def _control(request: ControlRequest | ApplyPolicyRequest, role: str) -> Reply | Event:
+    asked = Asked(request.by, role, request.why)
+    if isinstance(request, ControlRequest):
+        return ControlRequested(request.control, asked)
+    wrong = broken_rules(request.policy)
+    if wrong:
+        return Refused(f"that is no policy: {'; '.join(f'{each.key}: {each.text}' for each in wrong)}")
+    return PolicyApplied(request.policy, request.number, asked)
 
 
 def _leaving(request: LeaveNodeRequest, role: str) -> FaultReport:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...policies.changes import changes, obstacle
+from ...policies.ladder import Ladder
 from ...protocol import controls as c
 from ...protocol.messages import Quiesce
 from ...protocol.types import (
@@ -26,12 +28,13 @@ from ...protocol.types import (
     rank_address,
 )
 from . import topic as do
-from .events import ControlRequested
+from .events import ControlRequested, PolicyApplied
 from .state import OVER, JobState, Phase, PlannedChange
 from .topic import ALIVE, Follow, Recs, Row, Topic
 from .world import DONE, NodeState
 
 WISH_S = 1800.0  # what could not be done at a boundary for so long is not wished for any more
+MOST_TOLD = 12  # changed keys in the record; the event has all
 HOLD_SHARE = 3.0  # held ranks are told so as often within the time after which they would leave
 
 
@@ -74,6 +77,41 @@ def _came_of_it(state: JobState, number: int, outcome: str) -> None:
         records = list(state.controls.records)
         records[place] = msgspec.structs.replace(records[place], outcome=outcome)
         _want(state, records=tuple(records))
+
+
+# --- another policy ---------------------------------------------------------------------------------------------------
+
+
+def _on_policy_applied(state: JobState, event: PolicyApplied) -> Recs:
+    """Go by another policy from the next decision on, if the job can while it runs."""
+    found = changes(state.policy, event.policy)
+    why_not = obstacle(found)
+    if event.number != applied_number(state) + 1:
+        why_not = "the policy was changed meanwhile: look at it again"
+    if why_not is not None:
+        state.answer(why_not, refused=True)
+        state.ignore("policy that is refused")
+        return None
+    state.applied = event
+    put_in_force(state)
+    what = f"change the policy: {'; '.join(change.text for change in found[:MOST_TOLD])}"
+    what += f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    state.answer(f"in force from the next decision, as change {event.number} of the policy", refused=False)
+    _keep(state, c.ControlRecord(state.now, event.asked, what, f"in force as change {event.number}"))
+    state.say(f"{event.asked.by} ({event.asked.role}) asks to {what}: {event.asked.why}")
+    return None
+
+
+def applied_number(state: JobState) -> int:
+    """Return how often the policy was changed."""
+    return 0 if state.applied is None else state.applied.number
+
+
+def put_in_force(state: JobState) -> None:
+    """Go by the policy that was applied last, if one was: when it is applied, and when a memory is restored."""
+    if state.applied is not None:
+        state.ladder = Ladder(state.applied.policy)
+        state.policy = state.applied.policy
 
 
 # --- at a step boundary -----------------------------------------------------------------------------------------------
@@ -265,7 +303,7 @@ _CONTROLS: dict[type, Callable[[JobState, Any, c.Asked], Answered]] = {
 
 CONTROLS = Topic(
     name="controls",
-    takes=(Row(ALIVE, ControlRequested, _on_control_requested),),
+    takes=(Row(ALIVE, ControlRequested, _on_control_requested), Row(ALIVE, PolicyApplied, _on_policy_applied)),
     answers={do.HoldRanks: _hold, do.WishDone: _wish_done},
     follows=Follow(frozenset({Phase.RUNNING}), _follow),
 )

@@ -7,6 +7,7 @@ the event that caused them is durable.
 
 import msgspec
 
+from ...policies.schema import Policy
 from ...protocol.controls import Asked, Control
 from ...protocol.messages import Command, NodeEnrolled, Report
 from ...protocol.types import ArmedFault
@@ -73,6 +74,14 @@ class ControlRequested(msgspec.Struct, frozen=True, tag=True):
     asked: Asked
 
 
+class PolicyApplied(msgspec.Struct, frozen=True, tag=True):
+    """An operator wants another policy in force. `number`: of the change, counted from 1."""
+
+    policy: Policy
+    number: int
+    asked: Asked
+
+
 Event = (
     Report
     | NodeEnrolled
@@ -84,6 +93,7 @@ Event = (
     | HoldEnded
     | StopRequested
     | ControlRequested
+    | PolicyApplied
 )
 
 

@@ -85,7 +85,7 @@ from ...protocol.messages import DeleteNode, EndJob, NodeEnrolled
 from ...protocol.types import PLATFORM, JobSpec, node_address
 from .blame import BLAME
 from .boundary import BOUNDARY
-from .controls import CONTROLS
+from .controls import CONTROLS, applied_number, put_in_force
 from .decision import DECISION
 from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fault_book import FaultBook
@@ -243,6 +243,7 @@ class RecoveryMachine:
     def restore(self, memory: bytes) -> None:
         """Stand where the machine of the same job stood whose memory this is. Raises SnapshotUnreadable."""
         self._started = _restore(memory, self._state)
+        put_in_force(self._state)
 
     @property
     def phase(self) -> Phase:
@@ -300,6 +301,7 @@ class RecoveryMachine:
             holds=tuple(state.history.holds),
             controls=state.controls,
             rules=state.rules,
+            policy_changes=applied_number(state),
             held=state.controls.pause is not None
             and state.phase is Phase.PAUSING
             and not state.world.has(*NOT_STOPPED),

@@ -1,7 +1,6 @@
 """Everything that the recovery machine knows, and the few verbs with which its handlers change it.
 
-The state is a fold of the events: same events, same state, same actions. That lets a restarted controller replay its
-journal and go on.
+The state is a fold of the events: same events, same state, same actions. So a later controller can replay them.
 """
 
 import math
@@ -28,7 +27,7 @@ from ...protocol.types import (
     Rung,
     rank_address,
 )
-from .events import Action, ControlAnswered, Finish, Forget, Log, Send
+from .events import Action, ControlAnswered, Finish, Forget, Log, PolicyApplied, Send
 from .fault_book import UNFIT, FaultBook
 from .incident import History, OpenIncident
 from .node_checks import NodeChecks
@@ -337,6 +336,7 @@ class JobState:
     planned: Planned = field(default_factory=Planned)  # changes that wait for a step boundary
     controls: Controls = field(default_factory=Controls)  # what operators want, and have done
     rules: RuleBook = field(default_factory=RuleBook)  # what those of the policy on reported values have led to
+    applied: PolicyApplied | None = None  # the policy in force, if it is not the first one
     remark: str = ""  # for the record of the next repair: what became of a checkpoint, or of a change
     due: Due = field(default_factory=Due)
     clocks: Clocks = field(default_factory=Clocks)

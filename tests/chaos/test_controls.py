@@ -93,6 +93,46 @@ def test_a_checkpoint_is_written_and_a_rung_that_is_forbidden_is_not_taken(
     assert_same_numbers(job.record(), undisturbed)
 
 
+SMALL = {
+    **ROOMY,
+    "ladder": [
+        {"rung": "retry_step", "attempts": 3, "budget": {"per_job": 1000, "window_s": 0.0}},
+        {"rung": "recover_in_place", "attempts": 3, "budget": {"per_job": 1, "window_s": 0.0}},
+        {"rung": "stop"},
+    ],
+}
+
+
+def test_a_budget_is_raised_while_the_job_runs_and_the_next_controller_goes_by_it(
+    start_job: StartJob, undisturbed: Record
+) -> None:
+    """The second kill is one too many for the first policy, which has no other rung left but the stop."""
+    job = start_job(policy=SMALL, step_s=STEP_S, gates=[FIRST, SECOND], **ONE_NODE)
+    job.held_at(FIRST)
+    victim = job.rank_process(3)
+    job.open_gate(FIRST)
+    victim.kill()
+    held = job.held_at(SECOND)
+    assert {(use.used, use.limit) for use in held.budgets if "recover_in_place" in use.name} == {(1, 1)}
+    raise_it = ["policy", "set", str(job.directory), "ladder.recover_in_place.budget.per_job=5", "--why", WHY]
+    shown = CliRunner().invoke(main, raise_it, input="y\n", catch_exceptions=False)
+    assert "ladder.recover_in_place.budget.per_job: 1 -> 5" in shown.output
+    assert "in force from the next decision" in shown.output
+    fixed = CliRunner().invoke(main, ["policy", "set", str(job.directory), "stall.factor=9", "--why", WHY, "--yes"])
+    assert "stall.factor cannot change while the job runs" in fixed.output
+    psutil.Process(job.controller_pid()).kill()
+    job.until(lambda status: status.term == 2 and status.policy_changes == 1, "the next controller")
+    victim = job.rank_process(2)
+    job.open_gate(SECOND)
+    victim.kill()
+    report = finish(job)
+    assert [each["rung"] for each in report["incidents"]] == ["recover_in_place"] * 2
+    (record,) = report["controls"]
+    assert record["what"] == "change the policy: ladder.recover_in_place.budget.per_job: 1 -> 5"
+    assert record["asked"]["why"] == WHY
+    assert_same_numbers(job.record(), undisturbed)
+
+
 @pytest.mark.soak
 def test_a_pause_may_last_longer_than_a_process_waits_for_a_controller(start_job: StartJob) -> None:
     """Held ranks hear again and again that they are held; the processes stay."""
