@@ -31,7 +31,7 @@ _FAULTS = ("kill", "stop", "raise", "exit", "hang", "kill_node")
 Value = Annotated[str, Meta(max_length=MOST_VALUE)]
 
 
-class Place(StrEnum):
+class ButtonPlace(StrEnum):
     """The part of the page in which a button stands; beside a node or a rank it is about that one."""
 
     JOB = "job"
@@ -64,7 +64,7 @@ class Button(msgspec.Struct, frozen=True):
 
     name: str
     label: str
-    place: Place
+    place: ButtonPlace
     says: str
     request: Callable[[Mapping[str, str], str, str], Request]
     fields: tuple[FilledIn, ...] = ()
@@ -150,13 +150,13 @@ def _rank(values: Mapping[str, str]) -> int:
     return int(text)
 
 
-_OF_PLACE = {Place.NODE: {"node"}, Place.RANK: {"rank"}}
+_OF_PLACE = {ButtonPlace.NODE: {"node"}, ButtonPlace.RANK: {"rank"}}
 _FOR = FilledIn("for", "For how long (90s, 20m, 2h)", "1h")
 BUTTONS = (
     Button(
         "pause",
         "Pause",
-        Place.JOB,
+        ButtonPlace.JOB,
         "All ranks stop at a step boundary about a second ahead. They keep their processes and devices, repeat no "
         "step, and train on when the time is over, or when somebody has them resume.",
         _control(lambda values: c.PauseTraining(_lasting_s(values))),
@@ -166,7 +166,7 @@ BUTTONS = (
     Button(
         "resume",
         "Resume",
-        Place.JOB,
+        ButtonPlace.JOB,
         "The pause ends now: the same processes train on from where they stand.",
         _control(lambda values: c.EndPause()),
         paused=True,
@@ -174,21 +174,21 @@ BUTTONS = (
     Button(
         "save",
         "Save now",
-        Place.JOB,
+        ButtonPlace.JOB,
         "All ranks stop at the next step boundary, write a checkpoint, and train on.",
         _control(lambda values: c.SaveNow()),
     ),
     Button(
         "acknowledge",
         "Acknowledge",
-        Place.JOB,
+        ButtonPlace.JOB,
         "Nothing happens to the job. It is shown that you have seen what it asks for, with your reason.",
         _control(lambda values: c.Acknowledge()),
     ),
     Button(
         "stop",
         "Stop the job",
-        Place.JOB,
+        ButtonPlace.JOB,
         "The job ends: a checkpoint is written where that is possible, then all its processes end. It can be "
         "resumed later. Pressed again, it does not wait for the checkpoint any more.",
         lambda values, by, why: StopJobRequest(f"{why} ({by})"),
@@ -196,7 +196,7 @@ BUTTONS = (
     Button(
         "forbid",
         "Forbid a rung",
-        Place.LADDER,
+        ButtonPlace.LADDER,
         "For this time the rung is taken for no incident. The next one that fits is taken in its place, which may be "
         "the stop of the job.",
         _control(lambda values: c.ForbidRung(Rung(values["rung"]), _lasting_s(values))),
@@ -205,7 +205,7 @@ BUTTONS = (
     Button(
         "force",
         "Force a rung",
-        Place.LADDER,
+        ButtonPlace.LADDER,
         "For this time each incident begins at the rung: no cheaper one is taken. Budgets count as ever.",
         _control(lambda values: c.ForceRung(Rung(values["rung"]), _lasting_s(values))),
         (FilledIn("rung", "Rung", _RUNGS[1], _RUNGS), _FOR),
@@ -213,14 +213,14 @@ BUTTONS = (
     Button(
         "allow",
         "Allow all rungs",
-        Place.LADDER,
+        ButtonPlace.LADDER,
         "All that was forbidden or forced ends: the ladder is the policy's again.",
         _control(lambda values: c.AllowRungs()),
     ),
     Button(
         "drain",
         "Drain",
-        Place.NODE,
+        ButtonPlace.NODE,
         "The ranks of {node} move to a spare node at a step boundary, and {node} is not used until it is released. No "
         "step is repeated; it takes from the budget of recover.",
         _leave(at_once=False),
@@ -228,7 +228,7 @@ BUTTONS = (
     Button(
         "isolate",
         "Isolate",
-        Place.NODE,
+        ButtonPlace.NODE,
         "{node} is left now: its ranks get other processes elsewhere, by the ladder, and the step is repeated. It is "
         "not used until it is released.",
         _leave(at_once=True),
@@ -236,21 +236,21 @@ BUTTONS = (
     Button(
         "release",
         "Release",
-        Place.NODE,
+        ButtonPlace.NODE,
         "{node} may be used again, if no detector speaks against it.",
         _control(lambda values: c.ReleaseNode(values["node"])),
     ),
     Button(
         "restart",
         "Restart",
-        Place.RANK,
+        ButtonPlace.RANK,
         "Rank {rank} gets another process on its node, at a step boundary. No step is repeated, no budget is spent.",
         _control(lambda values: c.RestartRank(_rank(values))),
     ),
     Button(
         "inject",
         "Cause a fault",
-        Place.RANK,
+        ButtonPlace.RANK,
         "The fault is caused in rank {rank} now, on purpose. The job recovers as from any fault: that takes from its "
         "budgets, and may stop it. kill_node kills the whole node of the rank.",
         _control(_fault),
@@ -259,7 +259,7 @@ BUTTONS = (
     Button(
         "promote",
         "Promote a controller",
-        Place.CONTROLLERS,
+        ButtonPlace.CONTROLLERS,
         "The controller of this name, which stands by, leads from now on, and the present one stands by.",
         _control(lambda values: c.PromoteController(values["controller"])),
         (FilledIn("controller", "Name of the controller"),),
@@ -268,7 +268,7 @@ BUTTONS = (
     Button(
         "pause-failover",
         "Pause failover",
-        Place.CONTROLLERS,
+        ButtonPlace.CONTROLLERS,
         "For this time no controller that stands by takes over. If the present one ends meanwhile, faults are not "
         "answered.",
         _control(_failover),
@@ -278,7 +278,7 @@ BUTTONS = (
     Button(
         "end-failover-pause",
         "End the pause of the failover",
-        Place.CONTROLLERS,
+        ButtonPlace.CONTROLLERS,
         "Controllers that stand by take over again.",
         _control(lambda values: c.PauseFailover(0)),
         role=Role.ADMIN,

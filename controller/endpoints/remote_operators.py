@@ -15,17 +15,7 @@ import msgspec
 
 from ...protocol.identities import Role, role_of
 from ...protocol.transport import Received
-from .control_requests import (
-    IncidentsRequest,
-    PolicyRequest,
-    Refused,
-    Reply,
-    Request,
-    StatusRequest,
-    StoryRequest,
-    refusal_of,
-    right_of,
-)
+from . import control_requests as ask
 from .local_sockets import ControlServer
 
 MOST_WAITING = 32  # requests of each role
@@ -37,10 +27,10 @@ ANSWERED_BYTES = 8 * 1024 * 1024  # over one connection; who does not read them 
 _REMEMBERED = 1024  # connections: more than there can be at once
 _LOGGED = 20  # of one kind of refusal, then one in _LOGGED
 OWNER = "owner"
-_READS = (StatusRequest, PolicyRequest, IncidentsRequest, StoryRequest)
+_READS = (ask.StatusRequest, ask.PolicyRequest, ask.IncidentsRequest, ask.StoryRequest)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_request = msgspec.msgpack.Decoder(Request).decode
+_decode_request = msgspec.msgpack.Decoder(ask.Request).decode
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +55,7 @@ class RemoteOperators:
 
     def __init__(self, wire: OperatorWire) -> None:
         self._wire = wire
-        self._waiting: dict[Role, deque[tuple[str, Request]]] = {role: deque() for role in reversed(Role)}
+        self._waiting: dict[Role, deque[tuple[str, ask.Request]]] = {role: deque() for role in reversed(Role)}
         self._answered: OrderedDict[str, int] = OrderedDict()  # bytes, by connection
         self._not_before_s = 0.0
         self._refused: Counter[str] = Counter()
@@ -81,7 +71,7 @@ class RemoteOperators:
             return None
         return max(0.0, self._not_before_s - time.monotonic())
 
-    def requests(self) -> Iterator[tuple[RemoteAsker, Request]]:
+    def requests(self) -> Iterator[tuple[RemoteAsker, ask.Request]]:
         """Yield at most one request, with the connection to answer. What is refused is answered and counted."""
         for received in self._wire.from_operators():
             self._take(received)
@@ -96,11 +86,11 @@ class RemoteOperators:
             now = time.monotonic()
             self._not_before_s = now + max(LEAST_COST_S, now - began_s) * (1 / SHARE - 1)
 
-    def answer(self, asker: RemoteAsker, reply: Reply) -> None:
+    def answer(self, asker: RemoteAsker, reply: ask.Reply) -> None:
         """Answer; nothing happens if the asker is gone."""
         data = _encode(reply)
         if len(data) > MAX_REPLY_BYTES:
-            data = _encode(Refused(f"the answer has {len(data)} bytes, more than {MAX_REPLY_BYTES}"))
+            data = _encode(ask.Refused(f"the answer has {len(data)} bytes, more than {MAX_REPLY_BYTES}"))
         answered = self._answered.pop(asker.connection, 0)
         self._answered[asker.connection] = answered + len(data)
         while len(self._answered) > _REMEMBERED:
@@ -115,23 +105,25 @@ class RemoteOperators:
             return
         asker = RemoteAsker(received.identity)
         if self._answered.get(received.identity, 0) >= ANSWERED_BYTES:
-            self._refuse(asker, role, "connection had its share", Refused("connect again: this one had its share"))
+            self._refuse(asker, role, "connection had its share", ask.Refused("connect again: this one had its share"))
             return
         request = _decoded(received.data)
-        if isinstance(request, Refused):
+        if isinstance(request, ask.Refused):
             self._refuse(asker, role, "no request of this version", request)
             return
-        refused = refusal_of(role, request)
+        refused = ask.refusal_of(role, request)
         if refused is not None:
-            self._refuse(asker, role, f"{role} may not {right_of(request).does}", refused)
+            self._refuse(asker, role, f"{role} may not {ask.right_of(request).does}", refused)
         elif len(self._waiting[role]) >= MOST_WAITING:
-            self._refuse(asker, role, "too many requests", Refused("too many requests wait; try again in some seconds"))
+            self._refuse(
+                asker, role, "too many requests", ask.Refused("too many requests wait; try again in some seconds")
+            )
         else:
             if not isinstance(request, _READS):
-                _log.info("an operator with the role %s asks to %s", role, right_of(request).does)
+                _log.info("an operator with the role %s asks to %s", role, ask.right_of(request).does)
             self._waiting[role].append((received.identity, request))
 
-    def _refuse(self, asker: RemoteAsker, role: Role, reason: str, refused: Refused) -> None:
+    def _refuse(self, asker: RemoteAsker, role: Role, reason: str, refused: ask.Refused) -> None:
         counted = f"operators: {reason}"
         self._refused[counted] += 1
         count = self._refused[counted]
@@ -140,13 +132,13 @@ class RemoteOperators:
         self.answer(asker, refused)
 
 
-def _decoded(data: bytes) -> Request | Refused:
+def _decoded(data: bytes) -> ask.Request | ask.Refused:
     if len(data) > MAX_REQUEST_BYTES:
-        return Refused(f"a request has at most {MAX_REQUEST_BYTES} bytes, and this one {len(data)}")
+        return ask.Refused(f"a request has at most {MAX_REQUEST_BYTES} bytes, and this one {len(data)}")
     try:
-        request: Request = _decode_request(data)
+        request: ask.Request = _decode_request(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        return Refused(f"not a request of this midstep: {error}")
+        return ask.Refused(f"not a request of this midstep: {error}")
     return request
 
 
@@ -181,7 +173,7 @@ class OperatorRequests:
         """Return the descriptor of the control socket; the wire has its own."""
         return self._control.fileno()
 
-    def requests(self) -> Iterator[tuple[Asker, Request]]:
+    def requests(self) -> Iterator[tuple[Asker, ask.Request]]:
         """Yield a bounded number of requests, with whom to answer."""
         yield from self._control.requests()
         yield from self._remote.requests()
@@ -191,7 +183,7 @@ class OperatorRequests:
         """Return the role of an asker in words; who reaches the control socket owns the job."""
         return str(role_of(asker.connection)) if isinstance(asker, RemoteAsker) else OWNER
 
-    def answer(self, asker: Asker, reply: Reply) -> None:
+    def answer(self, asker: Asker, reply: ask.Reply) -> None:
         """Answer; nothing happens if the asker is gone."""
         if isinstance(asker, RemoteAsker):
             self._remote.answer(asker, reply)

@@ -23,8 +23,8 @@ NOUNS = "protocol"
 # and 50 of them are faults on purpose and orders about the lead, which have a record, too.
 # Votes of the ranks are 101: the topic of who was wrong too often (69, a file), its policy and records; 16 nouns.
 # Rules on reported values: a file and 225 lines (a topic, 35 of the plan, 20 of the policy), a file and 146 of nouns.
-# A policy that changes while the job runs: the file of what may change (92 lines), and 46 more.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 35, 9632, 9
+# A policy that changes while the job runs: the file of what may change (92 lines), and 50 more.
+MOST_FILES, MOST_LINES, MOST_LEVELS = 35, 9636, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 13, 2545
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 115
 
