@@ -101,6 +101,8 @@ def survive(rank: Rank) -> None:
 
     thread = threading.Thread(target=control, daemon=True)
     thread.start()
+    if rank.number == VICTIM:
+        time.sleep(WAIT_S)  # it is killed, and takes no part
     gradient = torch.ones(3)
     dist.all_reduce(gradient)
     setup.library.synchronize()  # returns, as a stream does
