@@ -85,9 +85,12 @@ class Maker:
             return chance.choice(list[enum.Enum](info.cls))
         if isinstance(info, inspect.IntType):
             bounds = (0 if info.ge is None else info.ge, 2**63 - 1 if info.le is None else info.le)
-            return chance.choice(bounds) if chance.random() < _AT_THE_BOUNDS else chance.randint(0, 3)
+            if chance.random() < _AT_THE_BOUNDS:
+                return chance.choice(bounds)
+            return min(bounds[0] + chance.randint(0, 3), bounds[1])
         if isinstance(info, inspect.FloatType):
-            return chance.choice((0.0, 0.1, 1.0) if info.le == 1 else (0.0, 0.1, 1.0, 1e9, 1e12))
+            least, most = -1.0 if info.gt is None else info.gt, 1e12 if info.le is None else info.le
+            return chance.choice([each for each in (0.0, 0.1, 1.0, 2.0, 1e9, 1e12) if least < each <= most])
         if isinstance(info, inspect.StrType):
             return self._text(info)
         return chance.random() < _HALF if isinstance(info, inspect.BoolType) else None
