@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 import msgspec
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -284,11 +283,9 @@ def _chosen(steps: int, device: str, *, megatron: bool, mindspore: bool) -> Demo
 def say_how_to_see_it(console: Terminal) -> None:
     """Name the command that shows the same in a browser."""
     first = "" if find_spec("starlette") and find_spec("uvicorn") else "pip install 'midstep[operator]', then "
-    console.print(
-        f"[bold]to see it live in a browser, with buttons:[/bold] {escape(first)}midstep demo --page   (of a job of "
-        "yours: midstep page)",
-        soft_wrap=True,
-    )
+    said = Text("to see it live in a browser, with buttons: ", style="bold")
+    said.append(f"{first}midstep demo --page", style="not bold").append("   (of a job of yours: midstep page)", "dim")
+    console.print(said, soft_wrap=True)
 
 
 def say_problems(problems: list[str], console: Terminal) -> bool:

@@ -26,6 +26,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 def test_a_demo_without_a_page_ends_by_saying_how_to_open_one(pages: list[str | None]) -> None:
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].startswith("to see it live in a browser, with buttons: ")
     assert "midstep demo --page" in done.output.splitlines()[-1]
     assert pages == [None]
 
