@@ -89,7 +89,7 @@ def in_force(*, job: str | None, controller: str | None, token_file: Path | None
       midstep policy in-force gpt > policy.yaml
     """
     known = _in_force(reached(job, controller, token_file))
-    click.echo(render(known.policy), nl=False)
+    echo(render(known.policy).rstrip("\n"))
 
 
 def _in_force(target: ReachedJob) -> PolicyReply:

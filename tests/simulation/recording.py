@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from midstep.controller.recovery import world
-from midstep.controller.recovery.events import ControlRequested
+from midstep.controller.recovery.events import ControlRequested, PolicyApplied
 from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NEXT, RankEvent, RankState
@@ -60,8 +60,9 @@ class Moved(NamedTuple):
 
 Happened = Taken | Led | Moved
 
-# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`).
-NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked, ControlRequested})
+# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`), and
+# a policy that changes is in tests/unit/test_policy_changes.py.
+NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked, ControlRequested, PolicyApplied})
 _ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE if event not in NOT_PLAYED)
 
 

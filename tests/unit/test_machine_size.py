@@ -25,7 +25,7 @@ NOUNS = "protocol"
 # Rules on reported values: a file and 225 lines (a topic, 35 of the plan, 20 of the policy), a file and 146 of nouns.
 # A policy that changes while the job runs: the file of what may change (92 lines), and 50 more.
 MOST_FILES, MOST_LINES, MOST_LEVELS = 35, 9636, 9
-MOST_NOUN_FILES, MOST_NOUN_LINES = 13, 2545
+MOST_NOUN_FILES, MOST_NOUN_LINES = 13, 2546
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 115
 
 
