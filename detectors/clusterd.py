@@ -224,11 +224,11 @@ class Dialogue:
                 yield self._assert(f"rank{rank}", _kind_of(kind), _level_of(kind), rank=rank)
 
     def _global_fault(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
-        yield from self._leave_nodes(signal, status)
+        yield from self._leave_nodes(signal, status, now)
         strategies = tuple(strategy for strategy in RecoverStrategy if _is_left(strategy, status))
         yield ReportRecoverStrategy(signal.ranks, strategies)
 
-    def _leave_nodes(self, signal: Signal, status: JobStatus, _: float = 0.0) -> Iterator[Action]:
+    def _leave_nodes(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
         """Have the nodes left whose processes are to end. The platform is about to give the job others."""
         for index in signal.nodes:
             ranks = range(index * self._ranks_per_node, (index + 1) * self._ranks_per_node)
@@ -240,7 +240,7 @@ class Dialogue:
         if signal.strategy in {RecoverStrategy.EXIT, RecoverStrategy.DUMP}:
             yield StopJob(f"ClusterD has decided to {signal.strategy}")
         else:
-            yield from self._withdraw(status)
+            yield from self._withdraw()
         if signal.strategy != RecoverStrategy.EXIT:  # of that no report is asked for
             self._ask(signal, status, now)
 
@@ -271,7 +271,7 @@ class Dialogue:
         self._asserted[fault_id] = report
         return TellFault(report)
 
-    def _withdraw(self, status: JobStatus) -> Iterator[Action]:
+    def _withdraw(self) -> Iterator[Action]:
         """Take back what was asserted: devices are well, or the ranks are elsewhere, when ClusterD says what to do."""
         for report in self._asserted.values():
             yield TellFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))

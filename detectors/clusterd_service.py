@@ -174,7 +174,7 @@ class RecoverClient:
             wait_s = min(2 * wait_s, LONGEST_AGAIN_S)
 
     def _subscription(self) -> Iterator[d.Signal | None]:
-        self._register()  # a ClusterD that was started again knows nobody
+        self._register()  # a ClusterD that was started again knows no job
         self._stream = self._subscribe(MESSAGES["ClientInfo"](jobId=self._place.task, role=self._place.role))
         yield None
         for message in self._stream:
