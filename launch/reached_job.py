@@ -27,6 +27,7 @@ from ..controller.endpoints.local_sockets import NoController, ask
 from ..controller.endpoints.operator_client import ask_from_elsewhere
 from ..controller.etcd.place import EtcdPlace, access_of, parse_place
 from ..controller.journal import reading
+from ..controller.journal.records import Founding
 from ..controller.journal.volume_place import folder_in, holds_journal, is_volume, parse_volume_place
 from ..controller.role_group import GroupPhase, GroupRestart, RoleStanding
 from ..controller.story import StoryEntry
@@ -173,6 +174,11 @@ def _date_text(at_s: float) -> str:
 def read_status(job_directory: Path) -> JobStatus:
     """Return a job's status as of its last event, from its journal alone. Raises JournalError."""
     return reading.read_status(_journal_of(job_directory))
+
+
+def founding_of(job_directory: Path) -> Founding:
+    """Return what the journal of a job was founded with. Raises JournalError."""
+    return reading.read_founding(_journal_of(job_directory))
 
 
 def read_story(job_directory: Path) -> Iterator[StoryEntry]:

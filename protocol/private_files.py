@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import ConfigurationError, ForeignFile
 
@@ -44,6 +45,12 @@ def open_for_appending(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_new_file(path: Path) -> BinaryIO:
+    """Open a new file for the owner only, to be written; the caller closes it. Raises FileExistsError, OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -49,6 +49,14 @@ def built_log(job_directory: str, rank: int, spare: str = "") -> Path:
 
 def last_words(log: Path, most_bytes: int = LAST_BYTES) -> str:
     """Return the last lines of a log; the empty string for what is no file, or cannot be read. It does not wait."""
+    return "\n".join(end_of_log(log, most_bytes).splitlines()[-LAST_LINES:])
+
+
+def end_of_log(log: Path, most_bytes: int) -> str:
+    """Return the end of a log from the beginning of a line on, as `last_words` does, but all that so many bytes hold.
+
+    Of a line that is longer, its end.
+    """
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -64,7 +72,7 @@ def last_words(log: Path, most_bytes: int = LAST_BYTES) -> str:
     finally:
         os.close(descriptor)
     _, cut, rest = text.partition("\n") if begin else ("", "", text)
-    return "\n".join((rest if cut or not begin else text).splitlines()[-LAST_LINES:])
+    return rest if cut or not begin else text
 
 
 def show_once(error: BaseException) -> None:

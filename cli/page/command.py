@@ -22,6 +22,7 @@ from ...processor.checkpoints.files import step_directory
 from ...protocol.errors import CheckpointError, ConfigurationError, MidstepError
 from ...protocol.identities import Role
 from ...protocol.private_files import read_secret
+from ..bundle import bundle_of
 from ..display.plain import echo, log_to_stderr
 from ..frame import Command, operator_options
 from ..orders import ASK_S
@@ -133,7 +134,8 @@ def page(
         _say_where(server.address(place, listener), role, key, until_input_ends)
         os.nice(NICENESS)
         until = _input_ends() if until_input_ends else None
-        server.serve(look_at, place, listener, until, lambda request: target.ask(request, ASK_S))
+        access = server.JobAccess(look_at, lambda request: target.ask(request, ASK_S), lambda: bundle_of(target))
+        server.serve(access, place, listener, until)
 
 
 def _say_where(at: str, role: str, key: str, with_job: bool) -> None:

@@ -1,8 +1,6 @@
 """Serves the page: its files, the stream of what changes, the login where there is a token, and the buttons.
 
-Files are read at the start, and nothing else of the machine can be asked for. All answers carry a policy for the
-browser that lets it load and run nothing but these files. A connection is worth little: there is a limit of them, one
-that asks for nothing is closed, and so is one that does not read.
+Files are read at the start, and nothing else of the machine can be asked for but what `JobAccess` gives of the job.
 """
 
 import asyncio
@@ -17,38 +15,27 @@ from urllib.parse import parse_qs
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...controller.endpoints.control_requests import Accepted, Refused, Reply
 from ...controller.endpoints.control_requests import Request as OperatorRequest
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.identities import Role
+from ..bundle import Bundle
 from .buttons import Press, WrongPress, request_of, told_buttons
+from .limits import MOST_CONNECTIONS, BoundedProtocol, Guard
 from .live import LiveJob
 from .sections import Looked, node_data
 from .sessions import COOKIE, SESSION_S, PageSession, Sessions, is_own
 
-MOST_CONNECTIONS = 128
-SILENT_S = 10.0  # a connection that has not asked for anything
-SLOW_S = 10.0  # one that does not read what it is sent
 MOST_LOGIN_BYTES = MOST_PRESS_BYTES = 8192
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+BUNDLE_S = 10.0  # between two bundles, of all sessions together: each is seconds of work
 Ask = Callable[[OperatorRequest], Reply]
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 
 class PagePlace(msgspec.Struct, frozen=True):
@@ -82,71 +69,15 @@ class PagePlace(msgspec.Struct, frozen=True):
         return bool(self.certificate)
 
 
-class BoundedProtocol(H11Protocol):
-    """Closes connections beyond a limit, those that ask for nothing, and those that do not read."""
+class JobAccess(msgspec.Struct, frozen=True):
+    """Whatever the page asks of its job. Each is called in a thread, and raises MidstepError.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, if there is room."""
-        super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-            return
-        self._slow: asyncio.TimerHandle | None = None
-        self._silent = self.loop.call_later(SILENT_S, self._abort_silent)
+    `ask`: asks the controller; None: there are no buttons. `bundle`: puts together what a support bundle has.
+    """
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget its limits."""
-        for limit in (getattr(self, "_silent", None), getattr(self, "_slow", None)):
-            if limit is not None:
-                limit.cancel()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Begin to wait for a reader."""
-        super().pause_writing()
-        if self._slow is None:
-            self._slow = self.loop.call_later(SLOW_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """End the wait."""
-        slow = getattr(self, "_slow", None)
-        if slow is not None:
-            slow.cancel()
-            self._slow = None
-        super().resume_writing()
-
-    def _abort_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.abort()
-
-
-class Guard:
-    """Adds the headers to each answer, and refuses requests that call this server by another name."""
-
-    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        """`names`: as which a browser may call it; empty: any, as a cookie is needed then."""
-        self._app, self._names = app, names
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-
-        async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(raw=message["headers"])
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
-        if scope["type"] == "http" and self._names and _host(scope) not in self._names:
-            refused = PlainTextResponse("This page is served under another name.\n", 421)
-            await refused(scope, receive, told)
-        else:
-            await self._app(scope, receive, told)
-
-
-def _host(scope: Scope) -> str:
-    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
-    return host if host.endswith("]") else host.rpartition(":")[0] or host
+    look: Callable[[], Looked]
+    ask: Ask | None = None
+    bundle: Callable[[], Bundle] | None = None
 
 
 class EventStream:
@@ -187,13 +118,13 @@ async def _gone(receive: Receive) -> None:
 
 
 class Page:
-    """Answers requests: the files, the stream, the login, one node at a time, and a press of a button."""
+    """Answers requests: the files, the stream, the login, one node at a time, a bundle, and a press of a button."""
 
-    def __init__(self, job: LiveJob, place: PagePlace, ask: Ask | None = None) -> None:
-        """`ask` asks the controller, in a thread; None: there are no buttons."""
-        self.job, self._place, self._ask = job, place, ask
+    def __init__(self, job: LiveJob, place: PagePlace, access: JobAccess) -> None:
+        self.job, self._place, self._ask, self._bundle = job, place, access.ask, access.bundle
         self._sessions = Sessions(place.tokens, is_open=place.is_open)
         self._asking = asyncio.Lock()
+        self._next_bundle_s = 0.0
         folder = resources.files(__package__) / "static"
         self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.name.endswith(tuple(_TYPES))}
 
@@ -206,6 +137,7 @@ class Page:
             Route("/node", self._node),
             Route("/buttons", self._buttons),
             Route("/press", self._press, methods=["POST"]),
+            Route("/bundle", self._bundled),
             Route("/static/{name}", self._static),
         ]
         names = frozenset({*LOOPBACK_NAMES, _in_address(self._place.host)}) if self._place.is_open else frozenset()
@@ -245,7 +177,8 @@ class Page:
         role = Role.VIEWER if session is None or self._ask is None else session.role
         proof = "" if session is None else session.proof
         answer = {"role": str(role), "proof": proof, "login": session is None and self._sessions.asks}
-        return JSONResponse({**answer, "buttons": told_buttons(role)})
+        has_bundle = session is not None and session.role is not Role.VIEWER and self._bundle is not None
+        return JSONResponse({**answer, "bundle": has_bundle, "buttons": told_buttons(role)})
 
     def _session(self, request: Request) -> PageSession | None:
         return self._sessions.session(request.cookies.get(COOKIE, ""), time.monotonic())
@@ -266,6 +199,28 @@ class Page:
         except PermissionError as error:
             return _told(str(error), 403)
         return await self._asked(ask, asked)
+
+    async def _bundled(self, request: Request) -> Response:
+        """Answer with a support bundle, which has more of the job than viewers see."""
+        refusal = self._refusal(request)
+        if refusal is not None or self._bundle is None:
+            return refusal or PlainTextResponse("there is no bundle of this job\n", 404)
+        now = time.monotonic()
+        if now < self._next_bundle_s:
+            return PlainTextResponse("one was just made: wait some seconds\n", 429)
+        self._next_bundle_s = now + BUNDLE_S
+        made = await asyncio.to_thread(self._bundle)
+        named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
+        return Response(made.data, media_type="application/gzip", headers=named)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Refuse what takes the role of an operator, or comes from another site; None: it is answered."""
+        session = self._session(request)
+        if session is None or session.role is Role.VIEWER:
+            return PlainTextResponse("that takes the role of an operator: log in with its token\n", 403)
+        if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+            return PlainTextResponse("only the page itself asks for that: open it again\n", 403)
+        return None
 
     async def _asked(self, ask: Ask, request: OperatorRequest) -> Response:
         try:
@@ -366,19 +321,13 @@ class PageServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(
-    look: Callable[[], Looked],
-    place: PagePlace,
-    listener: socket.socket,
-    until: threading.Event | None = None,
-    ask: Ask | None = None,
-) -> None:
-    """Serve the page of a job until a signal ends it, or `until` is set. `ask`: what buttons ask the controller by."""
+def serve(access: JobAccess, place: PagePlace, listener: socket.socket, until: threading.Event | None = None) -> None:
+    """Serve the page of a job until a signal ends it, or `until` is set."""
 
     async def run() -> None:
-        job = LiveJob(look)
+        job = LiveJob(access.look)
         config = uvicorn.Config(
-            Page(job, place, ask).app(),
+            Page(job, place, access).app(),
             http=BoundedProtocol,
             ws="none",
             loop="asyncio",

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from midstep.cli.page import live, server, sessions
+from midstep.cli.bundle import Bundle
+from midstep.cli.page import limits, live, server, sessions
 
 from ..contract.served_page import (
     PATIENCE_S,
@@ -71,7 +72,7 @@ def test_tokens_cannot_be_tried_without_end() -> None:
     holds="nothing piles up: it is closed after 10 s, and the others hear on",
 )
 def test_a_reader_that_does_not_read_is_dropped_and_the_others_hear_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SLOW_S", 0.5)
+    monkeypatch.setattr(limits, "SLOW_S", 0.5)
     monkeypatch.setattr(live, "LOOK_S", 0.05)
     with serving(Looks(padding="x" * 1_000_000)) as port, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -90,7 +91,7 @@ def test_a_reader_that_does_not_read_is_dropped_and_the_others_hear_on(monkeypat
     holds="it is closed after 10 s",
 )
 def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SILENT_S", 0.3)
+    monkeypatch.setattr(limits, "SILENT_S", 0.3)
     with serving(Looks()) as port, socket.create_connection(("127.0.0.1", port), PATIENCE_S) as silent:
         assert ends(silent)
 
@@ -189,3 +190,29 @@ def test_presses_are_bounded_and_held_against_the_button() -> None:
         assert asks.requests == []
         told = [browser.press("save")[0] for _ in range(sessions.MOST_PRESSES)]
         assert told.count(429) == len(wrong) + 1
+
+
+@attack(
+    "a viewer, or another site in an operator's browser, has the page put together a support bundle, or an operator many",
+    holds="it takes an operator's session and the page's own origin; one in 10 s, from all together",
+    reads="that takes the role of an operator: log in with its token",
+)
+def test_a_bundle_is_for_operators_and_rarely() -> None:
+    """It has the ends of logs, which are their owner's alone."""
+    made: list[Bundle] = []
+
+    def bundle() -> Bundle:
+        made.append(Bundle("midstep-gpt.tar.gz", b"packed", ()))
+        return made[-1]
+
+    with serving(Looks(), TOKEN, others=ROLES, bundle=bundle) as port:
+        viewer, operator = Browser(port, TOKEN), Browser(port, ROLES[0][1])
+        assert (viewer.told["bundle"], operator.told["bundle"]) == (False, True)
+        assert get(port, "/bundle")[0] == get(port, "/bundle", Cookie=viewer.cookie)[0] == 403
+        assert get(port, "/bundle", Cookie=operator.cookie, Sec_Fetch_Site="cross-site")[0] == 403
+        assert made == []
+        status, headers, body = get(port, "/bundle", Cookie=operator.cookie)
+        assert (status, body) == (200, b"packed")
+        assert headers["content-disposition"] == 'attachment; filename="midstep-gpt.tar.gz"'
+        assert get(port, "/bundle", Cookie=operator.cookie)[0] == 429
+        assert len(made) == 1

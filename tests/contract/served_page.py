@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
+from midstep.cli.bundle import Bundle
 from midstep.cli.page import server
 from midstep.cli.page.sections import Looked
 from midstep.controller.endpoints.control_requests import Accepted, Reply, Request
@@ -61,12 +62,14 @@ def serving(
     *,
     others: tuple[tuple[Role, str], ...] = (),
     ask: server.Ask | None = None,
+    bundle: Callable[[], Bundle] | None = None,
 ) -> Iterator[int]:
     """Serve a page in a thread; yield its port. `others`: tokens of roles with buttons, which ask by `ask`."""
+    access = server.JobAccess(look, ask, bundle)
     place = server.PagePlace("127.0.0.1", 0, token, certificate, key, others)
     listener = server.listening(place)
     serves = threading.Thread(
-        target=server.serve, args=(look, place, listener), kwargs={"until": (ended := threading.Event()), "ask": ask}
+        target=server.serve, args=(access, place, listener), kwargs={"until": (ended := threading.Event())}
     )
     serves.start()
     try:

@@ -14,6 +14,7 @@ export async function loadButtons() {
   known = await answer.json();
   say("role", known.role === "viewer" ? "" : known.role);
   byId("login").hidden = !known.login;
+  byId("bundle").hidden = !known.bundle;
   for (const place of PLACES) byId(`${place}-buttons`).replaceChildren(...buttonsAt(place, {}));
 }
 
