@@ -71,7 +71,68 @@ own: look through logs/ before you send this on.
 """
 
 
-class Bundle(msgspec.Struct, frozen=True):
+# Out of texts is taken what is known to be a secret, wherever it stands; beside it, whatever follows a name like
+# `password`, and the forms of keys that have a form of their own. One that looks like any other word stays.
+
+REMOVED = "[removed]"
+LEAST_CHARACTERS = 6  # of what is taken out wherever it stands: a shorter one is a part of too many words
+_SECRET = r"token|secret|passw(?:or)?d|passphrase|api_?key|access_?key|private_?key|credential|authorization|cookie"
+_NAMES = re.compile(_SECRET.replace("_?", "[_-]?"), re.IGNORECASE)
+_NAMED = re.compile(
+    rf"""(?P<name>[\w.-]*(?:{_SECRET.replace("_?", "[_-]?")})[\w.-]*["']?\s*[=:]\s*["']?)"""
+    r"""(?P<value>(?:(?:bearer|basic)\s+)?[^\s"',;)\]}]+)""",
+    re.IGNORECASE,
+)
+_HARMLESS = re.compile(r"[\d.+-]+(?:e[+-]?\d+)?|true|false|none|null|nan|\[removed\]?", re.IGNORECASE)
+_FORMS = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\bmidstep1\.[\w.+/=-]+"
+    r"|\b(?:hf|ghp|gho|ghs|glpat|sk|pk|xox[abprs])[_-][\w-]{16,}"
+    r"|\bA[KS]IA[0-9A-Z]{16}\b"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|\b(?:bearer|basic)\s+[\w.+/=-]{8,}"
+    r"|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
+    r"|https://hooks\.[\w.-]+/\S+",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Redactor:
+    """Removes secrets from texts. `known`: each of them, as it would stand there."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        found = sorted({each.strip() for each in known if len(each.strip()) >= LEAST_CHARACTERS}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, found))) if found else None
+
+    def text(self, text: str) -> str:
+        """Return a text without them."""
+        if self._known is not None:
+            text = self._known.sub(REMOVED, text)
+        return _NAMED.sub(_without_value, _FORMS.sub(REMOVED, text))
+
+    def tree(self, tree: Any, name: str = "") -> Any:
+        """Return plain data without them: of a key that is called as a secret, no text is left."""
+        if isinstance(tree, str):
+            return REMOVED if is_called_secret(name) and tree else self.text(tree)
+        if isinstance(tree, Mapping):
+            return {key: self.tree(value, str(key)) for key, value in tree.items()}
+        return [self.tree(each, name) for each in tree] if isinstance(tree, list | tuple) else tree
+
+
+def is_called_secret(name: str) -> bool:
+    """Tell whether what has such a name is most likely a secret. A file's name is none."""
+    return _NAMES.search(name) is not None and not name.lower().endswith("_file")
+
+
+def _without_value(match: re.Match[str]) -> str:
+    value = match["value"]
+    return match[0] if _HARMLESS.fullmatch(value) else f"{match['name']}{REMOVED}"
+
+
+# --- what is put together -------------------------------------------------------------------------------------------
+
+
+class SupportBundle(msgspec.Struct, frozen=True):
     """A job in one file. `data`: a gzipped tar. `missing`: what could not be had, and why."""
 
     name: str
@@ -93,7 +154,7 @@ def command(*, job: str | None, output: Path | None, controller: str | None, tok
     """Put together what somebody else needs to look into a job: status, incidents, journal, policy, versions, logs.
 
     Tokens, keys, webhooks, the environment and the command line are left out, and removed from texts. Look through the
-    logs before you send it on: what a script prints is known to nobody else. It is bounded: the latest events of the
+    logs before you send it on: only you know what a script prints. It is bounded: the latest events of the
     journal, and the end of each log.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. JOB/ROLE is one
@@ -119,7 +180,7 @@ def command(*, job: str | None, output: Path | None, controller: str | None, tok
     echo(f"wrote {path} ({len(made.data):,} bytes). Look through it before you send it on.")
 
 
-def bundle_of(job: ReachedJob) -> Bundle:
+def bundle_of(job: ReachedJob) -> SupportBundle:
     """Put together what can be had of a job. It takes seconds, and does not raise for what is missing."""
     at = datetime.datetime.now(datetime.timezone.utc)
     missing: list[str] = []
@@ -162,7 +223,7 @@ def bundle_of(job: ReachedJob) -> Bundle:
     return _packed(job.name, parts, note, [redactor.text(each) for each in missing], at)
 
 
-def _packed(job: str, parts: dict[str, bytes], note: str, missing: list[str], at: datetime.datetime) -> Bundle:
+def _packed(job: str, parts: dict[str, bytes], note: str, missing: list[str], at: datetime.datetime) -> SupportBundle:
     for name, data in parts.items():
         if len(data) > MOST_OF_A_PART:
             parts[name] = data[-MOST_OF_A_PART:]
@@ -181,7 +242,7 @@ def _packed(job: str, parts: dict[str, bytes], note: str, missing: list[str], at
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), int(at.timestamp()), 0o600
             tar.addfile(entry, io.BytesIO(data))
-    return Bundle(f"{folder}.tar.gz", packed.getvalue(), tuple(missing))
+    return SupportBundle(f"{folder}.tar.gz", packed.getvalue(), tuple(missing))
 
 
 def _policy(job: ReachedJob, *, is_live: bool) -> Policy:
@@ -196,7 +257,7 @@ def _policy(job: ReachedJob, *, is_live: bool) -> Policy:
 
 
 def _without_addresses(policy: Policy) -> dict[str, Any]:
-    """Return what is told to webhooks, and not where: even the names of those files are nobody's business."""
+    """Return what is told to webhooks, and not where: where their files lie is left out, too."""
     tree: dict[str, Any] = msgspec.to_builtins(policy.notify)
     kept = ("name", "shape", "events")
     return {**tree, "webhooks": [{key: each[key] for key in kept if key in each} for each in tree["webhooks"]]}
@@ -315,63 +376,3 @@ def _texts_in(path: Path) -> Iterator[str]:
         return
     if isinstance(tree, dict):
         yield from (value for key, value in tree.items() if key == "secret" and isinstance(value, str))
-
-
-# --- what is taken out of texts ---------------------------------------------------------------------------------------
-#
-# Pure. What is known is taken out wherever it stands; beside it, whatever follows a name like `password`, and the forms
-# of keys that have a form of their own. A secret that nobody knows, and that looks like any other word, stays.
-
-REMOVED = "[removed]"
-LEAST_CHARACTERS = 6  # of what is taken out wherever it stands: a shorter one is a part of too many words
-_SECRET = r"token|secret|passw(?:or)?d|passphrase|api_?key|access_?key|private_?key|credential|authorization|cookie"
-_NAMES = re.compile(_SECRET.replace("_?", "[_-]?"), re.IGNORECASE)
-_NAMED = re.compile(
-    rf"""(?P<name>[\w.-]*(?:{_SECRET.replace("_?", "[_-]?")})[\w.-]*["']?\s*[=:]\s*["']?)"""
-    r"""(?P<value>(?:(?:bearer|basic)\s+)?[^\s"',;)\]}]+)""",
-    re.IGNORECASE,
-)
-_HARMLESS = re.compile(r"[\d.+-]+(?:e[+-]?\d+)?|true|false|none|null|nan|\[removed\]?", re.IGNORECASE)
-_FORMS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\bmidstep1\.[\w.+/=-]+"
-    r"|\b(?:hf|ghp|gho|ghs|glpat|sk|pk|xox[abprs])[_-][\w-]{16,}"
-    r"|\bA[KS]IA[0-9A-Z]{16}\b"
-    r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
-    r"|\b(?:bearer|basic)\s+[\w.+/=-]{8,}"
-    r"|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
-    r"|https://hooks\.[\w.-]+/\S+",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-class Redactor:
-    """Removes secrets from texts. `known`: each of them, as it would stand there."""
-
-    def __init__(self, known: Iterable[str]) -> None:
-        found = sorted({each.strip() for each in known if len(each.strip()) >= LEAST_CHARACTERS}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, found))) if found else None
-
-    def text(self, text: str) -> str:
-        """Return a text without them."""
-        if self._known is not None:
-            text = self._known.sub(REMOVED, text)
-        return _NAMED.sub(_without_value, _FORMS.sub(REMOVED, text))
-
-    def tree(self, tree: Any, name: str = "") -> Any:
-        """Return plain data without them: of a key that is called as a secret, no text is left."""
-        if isinstance(tree, str):
-            return REMOVED if is_called_secret(name) and tree else self.text(tree)
-        if isinstance(tree, Mapping):
-            return {key: self.tree(value, str(key)) for key, value in tree.items()}
-        return [self.tree(each, name) for each in tree] if isinstance(tree, list | tuple) else tree
-
-
-def is_called_secret(name: str) -> bool:
-    """Tell whether what has such a name is most likely a secret. A file's name is none."""
-    return _NAMES.search(name) is not None and not name.lower().endswith("_file")
-
-
-def _without_value(match: re.Match[str]) -> str:
-    value = match["value"]
-    return match[0] if _HARMLESS.fullmatch(value) else f"{match['name']}{REMOVED}"

@@ -24,7 +24,7 @@ from ...controller.endpoints.control_requests import Accepted, Refused, Reply
 from ...controller.endpoints.control_requests import Request as OperatorRequest
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.identities import Role
-from ..bundle import Bundle
+from ..bundle import SupportBundle
 from .buttons import Press, WrongPress, request_of, told_buttons
 from .limits import MOST_CONNECTIONS, BoundedProtocol, Guard
 from .live import LiveJob
@@ -77,7 +77,7 @@ class JobAccess(msgspec.Struct, frozen=True):
 
     look: Callable[[], Looked]
     ask: Ask | None = None
-    bundle: Callable[[], Bundle] | None = None
+    bundle: Callable[[], SupportBundle] | None = None
 
 
 class EventStream:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from midstep.cli.bundle import Bundle
+from midstep.cli.bundle import SupportBundle
 from midstep.cli.page import limits, live, server, sessions
 
 from ..contract.served_page import (
@@ -193,16 +193,16 @@ def test_presses_are_bounded_and_held_against_the_button() -> None:
 
 
 @attack(
-    "a viewer, or another site in an operator's browser, has the page put together a support bundle, or an operator many",
+    "a viewer, or another site in an operator's browser, asks for a support bundle, or an operator for many",
     holds="it takes an operator's session and the page's own origin; one in 10 s, from all together",
     reads="that takes the role of an operator: log in with its token",
 )
 def test_a_bundle_is_for_operators_and_rarely() -> None:
     """It has the ends of logs, which are their owner's alone."""
-    made: list[Bundle] = []
+    made: list[SupportBundle] = []
 
-    def bundle() -> Bundle:
-        made.append(Bundle("midstep-gpt.tar.gz", b"packed", ()))
+    def bundle() -> SupportBundle:
+        made.append(SupportBundle("midstep-gpt.tar.gz", b"packed", ()))
         return made[-1]
 
     with serving(Looks(), TOKEN, others=ROLES, bundle=bundle) as port:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 
-from midstep.cli.bundle import Bundle
+from midstep.cli.bundle import SupportBundle
 from midstep.cli.page import server
 from midstep.cli.page.sections import Looked
 from midstep.controller.endpoints.control_requests import Accepted, Reply, Request
@@ -62,7 +62,7 @@ def serving(
     *,
     others: tuple[tuple[Role, str], ...] = (),
     ask: server.Ask | None = None,
-    bundle: Callable[[], Bundle] | None = None,
+    bundle: Callable[[], SupportBundle] | None = None,
 ) -> Iterator[int]:
     """Serve a page in a thread; yield its port. `others`: tokens of roles with buttons, which ask by `ask`."""
     access = server.JobAccess(look, ask, bundle)
