@@ -151,7 +151,7 @@ class SupportBundle(msgspec.Struct, frozen=True):
 )
 @operator_options
 def command(*, job: str | None, output: Path | None, controller: str | None, token_file: Path | None) -> None:
-    """Put together what somebody else needs to look into a job: status, incidents, journal, policy, versions, logs.
+    """Put together what another person needs to look into a job: status, incidents, journal, policy, versions, logs.
 
     Tokens, keys, webhooks, the environment and the command line are left out, and removed from texts. Look through the
     logs before you send it on: only you know what a script prints. It is bounded: the latest events of the
@@ -257,7 +257,7 @@ def _policy(job: ReachedJob, *, is_live: bool) -> Policy:
 
 
 def _without_addresses(policy: Policy) -> dict[str, Any]:
-    """Return what is told to webhooks, and not where: where their files lie is left out, too."""
+    """Return which webhooks hear of what, without the places of their files."""
     tree: dict[str, Any] = msgspec.to_builtins(policy.notify)
     kept = ("name", "shape", "events")
     return {**tree, "webhooks": [{key: each[key] for key in kept if key in each} for each in tree["webhooks"]]}
@@ -328,7 +328,7 @@ def _order(path: Path) -> tuple[bool, float]:
 
 
 def _secrets(job: ReachedJob, policy: Policy | None, founding: Founding | None) -> Iterator[str]:
-    """Yield each secret that is known here: of the job, and of whoever puts the bundle together."""
+    """Yield each secret that is known here: of the job, and of the user who makes the bundle."""
     yield from _of_environment(os.environ, chosen=False)
     named = os.environ.get(TOKEN_FILE_VARIABLE)
     if named:
