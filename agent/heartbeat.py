@@ -78,7 +78,7 @@ class Heartbeat:
         self._ranks.prepare(readings)
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
-            self._post(NodeHeartbeat(node=self._node, at_s=time.time(), ranks=readings), reliable=False)
+            self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
         self._timer = self._loop.call_at(now + self._interval_s, self._tick, now + self._interval_s)
 
     def _judge(self, readings: Iterable[RankProgress], now: float, lag_s: float) -> None:

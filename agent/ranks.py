@@ -28,6 +28,7 @@ from ..protocol.errors import AgentError
 from ..protocol.exits import is_left_to_launcher
 from ..protocol.host_copies import copied_bytes, copied_steps, create_copy_files, guest_copies
 from ..protocol.rank_logs import last_words, output_log
+from ..protocol.reports import ReportedValues
 from . import channel
 from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
@@ -191,6 +192,16 @@ class RankHost:
             for process, clock in clocks
             if clock is not None
         )
+
+    def reported(self) -> ReportedValues | None:
+        """Return what the lowest rank here that reports values has reported last, to be shown; None: none does."""
+        found = ((process.running, process.slot.box.read_reported()) for process in self._processes())
+        fresh = [
+            told
+            for running, told in found
+            if told is not None and told.incarnation == running.incarnation and fits(told)
+        ]
+        return min(fresh, key=lambda told: told.rank, default=None)
 
     def logs(self) -> tuple[tuple[t.RunningProcess, Path], ...]:
         """Return the processes that run now, each with the file that has what it prints."""

@@ -215,7 +215,10 @@ def _refusal_of_own_report(report: FaultReport, rank: int, envelope: m.Envelope,
 def _processes_of(body: m.Message) -> Sequence[tuple[int, int]]:
     """Return rank and incarnation of the processes that an agent speaks of."""
     if isinstance(body, _WITH_CLOCKS):
-        return [(progress.rank, progress.incarnation) for progress in body.ranks]
+        ranks = [(progress.rank, progress.incarnation) for progress in body.ranks]
+        if isinstance(body, m.NodeHeartbeat) and body.reported is not None:
+            ranks.append((body.reported.rank, body.reported.incarnation))
+        return ranks
     if isinstance(body, m.NodeWords):
         return [(words.rank, words.incarnation) for words in body.ranks]
     if isinstance(body, m.NodeJoined):

@@ -351,7 +351,7 @@ class Driver:
             if self._liveness.hear(node, now):
                 self._pend(NodeReturned(node))
         if isinstance(envelope.body, NodeHeartbeat):
-            self._board.take(envelope.body)
+            self._board.take(envelope.body, now)
             answer = self._told.answer(envelope.sender, now)
             if answer is not None:
                 self._wire.answer(arrival, answer, now)

@@ -11,14 +11,18 @@ from collections.abc import Iterable
 import msgspec
 
 from ..policies.schema import HeartbeatPolicy
-from ..protocol.incidents import JobStatus, RankStatus
+from ..protocol.bounds import MOST_REPORTED
+from ..protocol.incidents import JobStatus, RankStatus, ReportedSeries
 from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost
+from ..protocol.reports import ReportedValues
 from ..protocol.types import RankProgress, node_address
 from .journaled import Journaled
 from .recovery.events import HoldEnded
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
 QUIET_INTERVALS = 2
+MOST_POINTS = 120  # of a value that the script reports
+QUIET_RANK_S = 10.0  # a rank that has reported nothing for so long gives its place to a higher one
 RESENT_S = 5.0  # after a silence of all: what was said in it has arrived by then
 
 
@@ -204,10 +208,12 @@ class ProgressBoard:
     def __init__(self, *, world_size: int) -> None:
         """`world_size`: of the job; what speaks of other ranks is dropped."""
         self._world_size = world_size
+        self._reported = ReportedBoard()
         self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
 
-    def take(self, heartbeat: NodeHeartbeat) -> None:
+    def take(self, heartbeat: NodeHeartbeat, now: float = 0.0) -> None:
         """Take in the step clocks of a node. An earlier incarnation never hides a later one, nor the other way."""
+        self._reported.take(heartbeat.reported, now)
         for progress in heartbeat.ranks:
             if not 0 <= progress.rank < self._world_size:
                 continue
@@ -234,6 +240,7 @@ class ProgressBoard:
             ranks=ranks,
             committed=max(status.committed, committed),
             median_step_s=medians[len(medians) // 2] if medians else status.median_step_s,
+            reported=self._reported.told(),
         )
 
     def _overlay_rank(self, rank: RankStatus) -> RankStatus:
@@ -250,3 +257,61 @@ class ProgressBoard:
             agreed_step=progress.agreed_step,
             unchecked=progress.unchecked,
         )
+
+
+class ReportedBoard:
+    """The values that the script reports of its steps, to be shown: of the lowest rank that reports each, a few points.
+
+    Heartbeats bring them, so they are lost where those are, nothing is decided by them, and the next controller begins
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[str, _Points] = {}
+
+    def take(self, told: ReportedValues | None, now: float) -> None:
+        """Take in what a node has told with its heartbeat."""
+        if told is None:
+            return
+        for name, value in told.values.items():
+            known = self._series.get(name)
+            if known is None:
+                if len(self._series) >= MOST_REPORTED:
+                    continue
+                known = self._series[name] = _Points(told.rank, now)
+            if told.rank <= known.rank or now - known.heard_s > QUIET_RANK_S:
+                known.take(told.rank, told.step, value, now)
+
+    def told(self) -> tuple[ReportedSeries, ...]:
+        """Return all values, for the status."""
+        return tuple(
+            ReportedSeries(name, each.rank, tuple(each.values), tuple(each.values.values()))
+            for name, each in self._series.items()
+            if each.values
+        )
+
+
+class _Points:
+    """The points of one value, by step."""
+
+    def __init__(self, rank: int, heard_s: float) -> None:
+        self.rank = rank
+        self.heard_s = heard_s
+        self.values: dict[int, float] = {}
+        self._apart = 1  # steps that two points are apart at least, but for the last one
+
+    def take(self, rank: int, step: int, value: float, now: float) -> None:
+        """Take in a point. What comes from behind it belongs to steps that are repeated."""
+        if step in self.values and list(self.values)[-1] == step:
+            return  # the same again: it does not show that the rank reports still
+        self.rank, self.heard_s = rank, now
+        for later in [each for each in self.values if each >= step]:
+            del self.values[later]
+        steps = list(self.values)
+        if len(steps) > 1 and steps[-1] - steps[-2] < self._apart:
+            del self.values[steps[-1]]
+        self.values[step] = value
+        if len(self.values) > MOST_POINTS:
+            steps = list(self.values)
+            self._apart = max(1, 2 * (steps[-1] - steps[0]) // len(steps))
+            self.values = {each: self.values[each] for each in (*steps[:-1:2], steps[-1])}

@@ -70,6 +70,7 @@ def main(directory: Path, steps: int) -> None:
             # Before the update: a process that is lost after its commit does not come back to write this.
             with (directory / f"loss.{rank}").open("a") as record:
                 record.write(f"{step.index} {loss.item().hex()}\n")
+            step.report(loss=loss)
             with step.update():
                 optimizer.step()
                 scheduler.step()

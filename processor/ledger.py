@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, SupportsFloat
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .step_order import StepState
 
 HISTORY_STEPS = 31
+SHOWN_S = 1.0  # between two readings of reported values that are for people only
 
 
 class Surroundings:
@@ -88,7 +89,8 @@ class Step:
         """Report values of the step by name, for the rules of the policy: `step.report(loss=loss, grad_norm=norm)`.
 
         They are read at the commit barrier, so report them before the update block. A tensor of one element is not
-        waited for before. Without rules in the policy nothing is read.
+        waited for before. Without rules in the policy they are read once a second only, behind an update, to be shown
+        in `midstep status` and on the page: the first 6 with names of at most 32 characters.
 
         Args:
             values: Numbers, or what can be made one, by names of small letters, digits and `_`.
@@ -150,6 +152,7 @@ class Ledger:
         self._durations: deque[float] = deque(maxlen=HISTORY_STEPS)
         self._began_s = 0.0
         self._own = b""  # between capture and swap
+        self._shown_next_s = 0.0
         self._trailing = framework if isinstance(framework, Trailing) else None
         self._values: dict[str, SupportsFloat] = {}  # that the script has reported of this step
         self._open: bool | None = None  # a committed step is not over yet; True: a checkpoint may follow it
@@ -246,6 +249,7 @@ class Ledger:
         self._durations.append(self._clock() - self._began_s)
         self.median_step_s = statistics.median(self._durations)
         self._step_clock.committed(count, self.median_step_s)
+        self._show_reported(count)
         # What the loop does after its update (logging, say) still runs; orders are followed before the next step.
         if goes_on:
             self._surroundings.committed(count, self.median_step_s)
@@ -254,6 +258,17 @@ class Ledger:
             self.end_step()
         else:
             self._trailing.update_applied()
+
+    def _show_reported(self, count: int) -> None:
+        """Have the values of a step seen in the status, once a second: to read a tensor takes some time."""
+        if not self._values or self._began_s + self._durations[-1] < self._shown_next_s:
+            return
+        self._shown_next_s = self._clock() + SHOWN_S
+        numbers = {}
+        for name, value in self._values.items():
+            with suppress(TypeError, ValueError, RuntimeError):  # without a rule nothing depends on it
+                numbers[name] = float(value)
+        self._step_clock.show(count, numbers)
 
     def end_step(self) -> None:
         """Note that the script is through with the step that was committed last. Does nothing the second time."""

@@ -7,6 +7,7 @@ for.
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..protocol.types import Activity, InjectionPoint
@@ -48,6 +49,11 @@ class StepClock:
     def committed(self, step: int, median_step_s: float) -> None:
         """Note that `step` updates are applied, and start the clock of the next step."""
         self.begin_step(step, median_step_s)
+
+    def show(self, step: int, values: Mapping[str, float]) -> None:
+        """Have values that the script has reported of a step seen from outside."""
+        if self._black_box is not None:
+            self._black_box.set_reported(self._incarnation, step, values)
 
     @property
     def activity(self) -> Activity:

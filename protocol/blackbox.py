@@ -11,7 +11,8 @@ Layout, native byte order and alignment (both ends are on one machine)::
     64     progress    sequence, pid, incarnation, generation, step, activity, collectives,
                        activity_began_s, step_began_s, median_step_s: ten words of 8 bytes
     144    votes       the newest state that passed one, shards here that none can check: each stands alone
-    256    4 slots     local, local, peer, peer; each a header of 64 bytes and the capacity
+    160    reported    sequence, incarnation, step, and up to six values of it, each behind a name of 32 bytes
+    512    4 slots     local, local, peer, peer; each a header of 64 bytes and the capacity
            header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
 
 One thread writes at a time. Each word is stored whole, and the sequence is odd while several of them change,
@@ -22,20 +23,26 @@ write that was cut short is never taken for a copy. Of two slots, the one that i
 import mmap
 import os
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import xxhash
 
+from .bounds import LONGEST_REPORTED, MOST_REPORTED
 from .errors import AgentError, RecoveryError
+from .reports import ReportedValues
 from .types import Activity, LocalStateCopy, RankProgress
 
 _MAGIC = 0x6D69_6473_7465_7031
-_VERSION = 1
+_VERSION = 2
 _IDENTITY = struct.Struct("@4q")
 _PROGRESS_BYTES = 64
 _PROGRESS = struct.Struct("@7q3d")
 _PROGRESS_FIELDS = struct.Struct("@6q3d")
-_SLOTS_BYTES = 256
+_REPORTED_BYTES = 160
+_REPORTED = struct.Struct("@2q")  # behind its sequence
+_REPORTED_VALUE = struct.Struct(f"@{LONGEST_REPORTED}sd")
+_SLOTS_BYTES = 512
 _WORD_BYTES = 8
 _READ_TRIES = 100
 # Where each word of the progress area lies, in words from the start of the memory.
@@ -45,6 +52,8 @@ _COLLECTIVES = _SEQUENCE + 6
 _ACTIVITY_BEGAN = _SEQUENCE + 7
 _AGREED = _SEQUENCE + 10
 _UNCHECKED = _SEQUENCE + 11
+_REPORTED_SEQUENCE = _REPORTED_BYTES // _WORD_BYTES
+_REPORTED_END = _REPORTED_BYTES + _WORD_BYTES + _REPORTED.size + MOST_REPORTED * _REPORTED_VALUE.size
 _ACTIVITIES = tuple(Activity)
 _ACTIVITY_CODES = {activity: code for code, activity in enumerate(_ACTIVITIES, start=1)}
 _SLOT_HEADER_BYTES = 64
@@ -273,6 +282,30 @@ class BlackBox:
     def set_votes(self, agreed_step: int, unchecked: int) -> None:
         """Write which state has passed the last vote, and how many shards here no vote can check."""
         self._words[_AGREED], self._words[_UNCHECKED] = agreed_step, unchecked
+
+    def set_reported(self, incarnation: int, step: int, values: Mapping[str, float]) -> None:
+        """Write what the script has reported of a step: the first few values whose names are short enough."""
+        short = [(name.encode(), value) for name, value in values.items() if len(name.encode()) <= LONGEST_REPORTED]
+        packed = _REPORTED.pack(incarnation, step)
+        packed += b"".join(_REPORTED_VALUE.pack(name, value) for name, value in short[:MOST_REPORTED])
+        start = _REPORTED_BYTES + _WORD_BYTES
+        self._words[_REPORTED_SEQUENCE] |= 1
+        self._bytes[start:_REPORTED_END] = packed.ljust(_REPORTED_END - start, b"\0")
+        self._words[_REPORTED_SEQUENCE] += 1
+
+    def read_reported(self) -> ReportedValues | None:
+        """Read what was reported last; None: nothing was, or a writer is, or was stopped, in the middle of it."""
+        before = self._words[_REPORTED_SEQUENCE]
+        packed = bytes(self._bytes[_REPORTED_BYTES + _WORD_BYTES : _REPORTED_END])
+        if not before or before & 1 or self._words[_REPORTED_SEQUENCE] != before:
+            return None
+        incarnation, step = _REPORTED.unpack_from(packed)
+        values = {
+            name.rstrip(b"\0").decode("utf-8", "replace"): value
+            for name, value in _REPORTED_VALUE.iter_unpack(packed[_REPORTED.size :])
+            if name.rstrip(b"\0")
+        }
+        return ReportedValues(self.rank, incarnation, step, values)
 
     def read_progress(self, now_s: float) -> RankProgress | None:
         """Read the step clock at `now_s` (monotonic); None when it was never written.

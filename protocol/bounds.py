@@ -24,6 +24,8 @@ MOST_CONTROLLERS = 64  # an agent connects to each in turn
 MOST_OF_A_RANK = 65_536  # shards, checkpoints, copies
 MOST_PHASES = 64
 LONGEST_WORDS = 1024  # bytes of what a rank last printed
+MOST_REPORTED = 6  # values of a step that are shown
+LONGEST_REPORTED = 32  # bytes of the name of one
 MOST_WITH_WORDS = 64  # ranks of a node
 MOST_OF_NODES_WORDS = 8 * 1024  # bytes: the more ranks, the less of each
 

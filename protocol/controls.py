@@ -27,28 +27,13 @@ class PauseTraining(msgspec.Struct, frozen=True, tag=True):
 
     for_s: Duration
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"pause for up to {self.for_s:g} s"
-
 
 class EndPause(msgspec.Struct, frozen=True, tag=True):
     """Train on."""
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return "train on"
-
 
 class SaveNow(msgspec.Struct, frozen=True, tag=True):
     """Write a checkpoint at the next step boundary, and train on."""
-
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return "save now"
 
 
 class RestartRank(msgspec.Struct, frozen=True, tag=True):
@@ -56,21 +41,11 @@ class RestartRank(msgspec.Struct, frozen=True, tag=True):
 
     rank: Rank
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"restart rank {self.rank}"
-
 
 class ReleaseNode(msgspec.Struct, frozen=True, tag=True):
     """Use a node again that an operator had drained or isolated."""
 
     node: Name
-
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"release node {self.node}"
 
 
 class ForbidRung(msgspec.Struct, frozen=True, tag=True):
@@ -79,11 +54,6 @@ class ForbidRung(msgspec.Struct, frozen=True, tag=True):
     rung: Rung
     for_s: Duration
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"forbid {self.rung} for {self.for_s:g} s"
-
 
 class ForceRung(msgspec.Struct, frozen=True, tag=True):
     """Begin each incident at this rung, and take no cheaper one, for so many seconds."""
@@ -91,28 +61,13 @@ class ForceRung(msgspec.Struct, frozen=True, tag=True):
     rung: Rung
     for_s: Duration
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"begin at {self.rung} for {self.for_s:g} s"
-
 
 class AllowRungs(msgspec.Struct, frozen=True, tag=True):
     """End whatever was forbidden or forced."""
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return "allow all rungs"
-
 
 class Acknowledge(msgspec.Struct, frozen=True, tag=True):
     """Say that an operator has seen all that the job asks for now."""
-
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return "acknowledge"
 
 
 class InjectFault(msgspec.Struct, frozen=True, tag=True):
@@ -120,32 +75,17 @@ class InjectFault(msgspec.Struct, frozen=True, tag=True):
 
     fault: ArmedFault
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"cause a fault: {self.fault.action} rank {self.fault.rank}"
-
 
 class PromoteController(msgspec.Struct, frozen=True, tag=True):
     """Let another controller, which stands by, lead."""
 
     controller: Name
 
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"let controller {self.controller} lead"
-
 
 class PauseFailover(msgspec.Struct, frozen=True, tag=True):
     """Let no standby take over for so many seconds; 0: end the pause."""
 
     for_s: Annotated[int, Meta(ge=0, le=MOST_FAILOVER_S)]
-
-    @property
-    def what(self) -> str:
-        """Say what is asked for."""
-        return f"let no standby take over for {self.for_s} s" if self.for_s else "let standbys take over again"
 
 
 LeadControl = PromoteController | PauseFailover
@@ -163,6 +103,28 @@ Control = (
     | InjectFault
     | LeadControl
 )
+
+_IN_WORDS: dict[type[Control], str] = {
+    PauseTraining: "pause for up to {0.for_s:g} s",
+    EndPause: "train on",
+    SaveNow: "save now",
+    RestartRank: "restart rank {0.rank}",
+    ReleaseNode: "release node {0.node}",
+    ForbidRung: "forbid {0.rung} for {0.for_s:g} s",
+    ForceRung: "begin at {0.rung} for {0.for_s:g} s",
+    AllowRungs: "allow all rungs",
+    Acknowledge: "acknowledge",
+    InjectFault: "cause a fault: {0.fault.action} rank {0.fault.rank}",
+    PromoteController: "let controller {0.controller} lead",
+    PauseFailover: "let no standby take over for {0.for_s} s",
+}
+
+
+def words_of(control: Control) -> str:
+    """Say what is asked for."""
+    if control == PauseFailover(0):
+        return "let standbys take over again"
+    return _IN_WORDS[type(control)].format(control)
 
 
 class Asked(msgspec.Struct, frozen=True):

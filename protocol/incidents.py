@@ -232,6 +232,18 @@ class WebhookStatus(msgspec.Struct, frozen=True):
     trouble: str = ""
 
 
+class ReportedSeries(msgspec.Struct, frozen=True):
+    """One value that the script reports with `step.report`, thinned: some steps, and what it was in each.
+
+    `rank`: the lowest that reports it; what other ranks say of it is not kept.
+    """
+
+    name: str
+    rank: int
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
 class JobStatus(msgspec.Struct, frozen=True):
     """The answer to `midstep status`: the machine's view at `at_s`.
 
@@ -266,5 +278,6 @@ class JobStatus(msgspec.Struct, frozen=True):
     webhooks: tuple[WebhookStatus, ...] = ()  # those that are told of the job
     controls: Controls = Controls()  # what operators want of the job, and have done
     rules: RuleBook = RuleBook()  # what the policy's rules on reported values have led to
+    reported: tuple[ReportedSeries, ...] = ()  # values of the script, since this controller leads
     policy_changes: int = 0  # how often its policy was changed while it ran
     held: bool = False  # all ranks stand still at a step boundary, as an operator wants it

@@ -10,8 +10,10 @@ from msgspec import Meta
 
 from . import environment as names
 from .bounds import (
+    LONGEST_REPORTED,
     MOST_NODES,
     MOST_OF_A_NODE,
+    MOST_REPORTED,
     MOST_WITH_WORDS,
     Count,
     ExitStatus,
@@ -261,12 +263,22 @@ class ProgressReported(msgspec.Struct, frozen=True, tag=True):
     ranks: Annotated[tuple[RankProgress, ...], Meta(max_length=MOST_OF_A_NODE)]
 
 
+class ReportedValues(msgspec.Struct, frozen=True):
+    """Values of a step, to be shown, of the lowest rank of a node that reports any; not all of them are finite."""
+
+    rank: Rank
+    incarnation: Count
+    step: Count
+    values: Annotated[dict[Annotated[str, Meta(max_length=LONGEST_REPORTED)], float], Meta(max_length=MOST_REPORTED)]
+
+
 class NodeHeartbeat(msgspec.Struct, frozen=True, tag=True):
     """An agent lives, and its ranks stand here. Never journaled, never acknowledged."""
 
     node: Name
     at_s: Seconds
     ranks: Annotated[tuple[RankProgress, ...], Meta(max_length=MOST_OF_A_NODE)]
+    reported: ReportedValues | None = None
 
 
 class RankWords(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, leader_of
+from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, ReportedSeries, leader_of
 from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import StandbyDepth
 from ...protocol.wording import numbers_text
@@ -72,6 +72,7 @@ class SectionWriter:
             "control": _control(status),
             "operators": _operators(status),
             "reserves": _reserves(looked),
+            "reported": [_reported(each) for each in status.reported],
             "policy": {"text": looked.policy},
         }
         return {name: msgspec.json.encode(part) for name, part in parts.items()}
@@ -194,6 +195,17 @@ def _window(spent: TimeSpent) -> str:
     if hours <= 1:
         return "last hour"
     return "last day" if hours == 24 else f"last {hours // 24} days"
+
+
+def _reported(series: ReportedSeries) -> dict[str, Any]:
+    """Return one value of the script; numbers of no size, which JSON lacks, are null."""
+    return {
+        "name": cell(series.name),
+        "rank": series.rank,
+        "last": f"{series.values[-1]:.6g}",
+        "steps": series.steps,
+        "values": series.values,
+    }
 
 
 def _budget(status: JobStatus, budget: BudgetUse) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from ...protocol.controls import ControlRecord
+from ...protocol.controls import ControlRecord, words_of
 from ...protocol.incidents import JobStatus
 from .wording import cell, clock_text, count_text, duration_text, telling_line
 
@@ -22,7 +22,7 @@ def standing(status: JobStatus) -> Iterator[str]:
         how = "all ranks stand still" if status.held else "the ranks stop at the next step boundary"
         yield f"paused, {how}, for {left} more: {telling_line(controls.pause.asked.text)}"
     for wish in controls.wishes:
-        yield f"at the next step boundary: {wish.control.what}: {telling_line(wish.asked.text)}"
+        yield f"at the next step boundary: {words_of(wish.control)}: {telling_line(wish.asked.text)}"
     for order in controls.rungs:
         if now < order.until_s:
             left = duration_text(order.until_s - now)

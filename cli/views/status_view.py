@@ -58,7 +58,7 @@ def status_view(status: JobStatus) -> RenderableType:
     if status.incidents:
         parts.extend((Text(""), overview(status.incidents[-INCIDENTS:], status.at_s)))
         parts.extend((*_decision(status.incidents[-1]), *last_words_view(status.incidents[-1])))
-    parts += [*rule_lines(status), *record_lines(status, CONTROLS)]
+    parts += [*reported_lines(status), *rule_lines(status), *record_lines(status, CONTROLS)]
     if status.incidents_left_out or status.faults_left_out:
         left_out = (
             f"{count_text(status.incidents_left_out, 'incident')} and {count_text(status.faults_left_out, 'fault')}"
@@ -111,6 +111,17 @@ def vote_lines(status: JobStatus) -> list[Text]:
     age = count_text(max(0, status.committed - step), "step")
     passed = f"the copies of step {step} are equal, {age} ago" if step else "not yet on all ranks"
     return [Text(f"votes: {passed}{only}", style="yellow" if unchecked else "")]
+
+
+def reported_lines(status: JobStatus) -> list[Text]:
+    """Return what the script has reported last, in one line for each step and rank that it is of."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for each in status.reported:
+        found.setdefault((each.steps[-1], each.rank), []).append(f"{cell(each.name)} {each.values[-1]:.6g}")
+    return [
+        Text(f"reported by rank {rank} for step {step:,}: {', '.join(values)}")
+        for (step, rank), values in found.items()
+    ]
 
 
 def webhook_lines(status: JobStatus) -> list[Text]:

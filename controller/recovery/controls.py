@@ -53,7 +53,7 @@ def _on_control_requested(state: JobState, event: ControlRequested) -> Recs:
     if outcome.refused:
         state.ignore("control that is refused")
         return None
-    what = event.control.what
+    what = c.words_of(event.control)
     _keep(state, c.ControlRecord(state.now, event.asked, what, outcome.text))
     if isinstance(event.control, c.Acknowledge):
         _want(state, acknowledged=state.controls.records[-1])

@@ -22,6 +22,7 @@ from midstep.protocol.messages import (
     RankReady,
     StepCommitted,
 )
+from midstep.protocol.reports import ReportedValues
 from midstep.protocol.types import (
     Activity,
     FaultKind,
@@ -88,6 +89,8 @@ BAD: dict[str, Message] = {
     "negative rank of a fault": fault(rank=-1),
     "clock that is no number": clock(step_age_s=math.nan),
     "clock of a huge step": clock(step=2**62),
+    "too many reported values": NodeHeartbeat("a", 1.0, (), ReportedValues(0, 1, 1, dict.fromkeys("abcdefg", 1.0))),
+    "long name of a reported value": NodeHeartbeat("a", 1.0, (), ReportedValues(0, 1, 1, {"x" * 33: 1.0})),
     "too many ranks": NodeHeartbeat("a", 1.0, (CLOCK,) * 5000),
     "too many processes": NodeJoined("a", "a", STORE, (PROCESS,) * 5000),
     "long node name": NodeJoined("a" * 1000, "a", STORE),

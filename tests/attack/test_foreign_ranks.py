@@ -33,7 +33,7 @@ from midstep.protocol.messages import (
     StepCommitted,
     StopProcess,
 )
-from midstep.protocol.reports import RankWords
+from midstep.protocol.reports import RankWords, ReportedValues
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import (
     Activity,
@@ -131,6 +131,7 @@ OF_AGENTS: Sequence[Message] = (
     ProcessExited("a", process(1), -9, 1.0, expected=False, last=clock(2)),
     ProgressReported("a", 1, 1.0, (clock(0), clock(2))),
     NodeHeartbeat("a", 1.0, (clock(2),)),
+    NodeHeartbeat("a", 1.0, (), ReportedValues(2, 1, 7, {"loss": 0.1})),
     NodeWords("a", "", (RankWords(2, 1, "not mine"),)),
     FaultReported(EXIT),
     FaultReported(msgspec.structs.replace(EXIT, incarnation=0)),

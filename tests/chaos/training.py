@@ -119,6 +119,7 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]
             running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
+            step.report(loss=loss)
             with step.update():
                 optimizer.step()
                 scheduler.step()

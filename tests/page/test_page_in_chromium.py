@@ -134,6 +134,8 @@ def test_a_real_job_is_seen_through_an_incident(browser: Any, job: Job) -> None:
         until(page, "#headline", "Training")
         assert page.locator("#job").inner_text() == job.name
         assert "4 ranks: 4 training" in page.locator("#world-words").inner_text()
+        until(page, "#graphs", "loss")
+        page.locator("#graphs polyline").wait_for(state="attached")
         picture(page, "training")
         job.rank_process(1).kill()
         page.wait_for_selector("#incident-1")

@@ -1,5 +1,6 @@
 """The black box keeps what it was given, and never hands out half of it."""
 
+import math
 import mmap
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.protocol.blackbox import BlackBox
+from midstep.protocol.blackbox import _REPORTED_SEQUENCE, BlackBox
 from midstep.protocol.errors import AgentError, RecoveryError
 from midstep.protocol.types import Activity, LocalStateCopy
 
@@ -221,7 +222,7 @@ def test_a_descriptor_that_is_no_black_box_is_refused() -> None:
     with pytest.raises(AgentError, match="cannot be mapped"):
         BlackBox.attach(fd)
     os.ftruncate(fd, 4096)
-    with pytest.raises(AgentError, match="no black box of layout 1"):
+    with pytest.raises(AgentError, match="no black box of layout 2"):
         BlackBox.attach(fd)
     os.close(fd)
 
@@ -271,3 +272,20 @@ def test_a_reader_is_told_when_it_sees_half_a_step_clock(box: BlackBox) -> None:
     assert len(steps) > 1
     torn = [each for each in steps if each[1] > 0 and len(set(each)) > 1]
     assert torn == []
+
+
+def test_what_was_reported_of_a_step_is_read_whole_or_not_at_all(box: BlackBox) -> None:
+    """The first six values with short names; numbers that are none, too. Of a writer that was stopped, nothing."""
+    assert box.read_reported() is None
+    values = {"loss": 2.5, "x" * 33: 1.0, "norm": math.inf, **{f"more{number}": float(number) for number in range(9)}}
+    box.set_reported(2, 41, values)
+    told = box.read_reported()
+    assert told is not None
+    assert (told.rank, told.incarnation, told.step) == (3, 2, 41)
+    assert told.values == {"loss": 2.5, "norm": math.inf, "more0": 0.0, "more1": 1.0, "more2": 2.0, "more3": 3.0}
+    box.set_reported(2, 42, {"loss": 2.0})
+    told = box.read_reported()
+    assert told is not None
+    assert (told.step, told.values) == (42, {"loss": 2.0})
+    box._words[_REPORTED_SEQUENCE] |= 1
+    assert box.read_reported() is None

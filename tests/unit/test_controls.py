@@ -353,7 +353,7 @@ def test_what_is_for_the_controllers_to_do_is_written_down_and_left_to_them(
     assert asked == []
     assert RequestHandler(job(), Lead()).answer(event, actions) == Accepted("done")
     assert asked == [PromoteRequest("m1") if isinstance(control, c.PromoteController) else PauseFailoverRequest(60)]
-    assert cluster.machine.status(cluster.now).controls.records[0].what == control.what
+    assert cluster.machine.status(cluster.now).controls.records[0].what == c.words_of(control)
     request = ControlRequest(control, "ann", "her machine is serviced")
     assert refusal_of(Role.OPERATOR, request) is not None
     assert refusal_of(Role.ADMIN, request) is None

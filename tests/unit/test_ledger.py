@@ -142,6 +142,36 @@ def test_a_step_that_was_applied_for_the_sake_of_others_is_over_before_the_loop_
     assert journey.went[-2:] == ["applied", "over 1 saves=False"]
 
 
+def test_what_is_reported_is_read_once_a_second_to_be_shown(journey: Journey) -> None:
+    """And without a rule it may be what it will: a value that is no number is left out."""
+    seconds = iter(number / 4 for number in range(1000))
+    box, read = BlackBox.create(0, 256), []
+
+    class Costly:
+        def __float__(self) -> float:
+            read.append(1)
+            return 2.5
+
+    step_clock = StepClock(box, InjectionPoints(0, 1, ()), 1)
+    ledger = Ledger(
+        journey,
+        cast(Framework, journey),
+        InjectionPoints(0, 1, ()),
+        step_clock,
+        step_state=journey.step_state,
+        clock=lambda: next(seconds),
+    )
+    for step in ledger.steps(20):
+        step.report(loss=Costly(), note=cast(float, "no number"))
+        with step.update():
+            pass
+    told = box.read_reported()
+    box.close()
+    assert told is not None
+    assert told.values == {"loss": 2.5}
+    assert 3 < len(read) < 12
+
+
 def test_all_steps_are_counted(journey: Journey) -> None:
     """Indices run from 0, and the loop ends at the total."""
     ledger = ledger_of(journey)

@@ -1,8 +1,10 @@
 """The progress board: which step clock counts."""
 
-from midstep.controller.liveness import ProgressBoard
-from midstep.protocol.incidents import JobStatus, RankStatus
+from midstep.controller.liveness import MOST_POINTS, ProgressBoard
+from midstep.protocol.bounds import MOST_REPORTED
+from midstep.protocol.incidents import JobStatus, RankStatus, ReportedSeries
 from midstep.protocol.messages import NodeHeartbeat
+from midstep.protocol.reports import ReportedValues
 from midstep.protocol.types import Activity, RankProgress
 
 
@@ -34,3 +36,39 @@ def test_a_process_that_the_kernel_has_stopped_is_shown_as_suspended() -> None:
     made.take(NodeHeartbeat("a", 0.0, (clock(0, 2, 40, suspended=True),)))
     shown = made.overlay(status())
     assert (shown.ranks[0].activity, shown.committed, shown.median_step_s) == ("suspended", 40, 0.2)
+
+
+def reported(rank: int, step: int, **values: float) -> NodeHeartbeat:
+    """A node has told what a rank of it reported."""
+    return NodeHeartbeat(f"node{rank}", 0.0, (), ReportedValues(rank, 1, step, values))
+
+
+def test_of_each_value_the_lowest_rank_is_shown_and_another_one_when_that_is_quiet() -> None:
+    made = ProgressBoard(world_size=8)
+    for rank, step, now in ((2, 1, 0.0), (1, 2, 1.0), (2, 3, 2.0), (1, 4, 3.0)):
+        made.take(reported(rank, step, loss=float(10 * rank + step)), now)
+    assert made.overlay(status()).reported == (ReportedSeries("loss", 1, (1, 2, 4), (21.0, 12.0, 14.0)),)
+    made.take(reported(2, 9, loss=29.0), 14.0)
+    assert made.overlay(status()).reported == (ReportedSeries("loss", 2, (1, 2, 4, 9), (21.0, 12.0, 14.0, 29.0)),)
+
+
+def test_steps_that_are_repeated_are_shown_once() -> None:
+    made = ProgressBoard(world_size=8)
+    for step, loss in ((1, 5.0), (2, 4.0), (3, 3.0), (3, 3.0), (2, 7.0)):
+        made.take(reported(0, step, loss=loss))
+    assert made.overlay(status()).reported == (ReportedSeries("loss", 0, (1, 2), (5.0, 7.0)),)
+
+
+def test_however_long_a_job_runs_its_values_are_a_few_points_from_its_first_step_to_its_last() -> None:
+    """And of few values: a script may make up names without end."""
+    made = ProgressBoard(world_size=8)
+    for step in range(100_000):
+        made.take(reported(0, step, loss=float(step)))
+    for number in range(50):
+        made.take(reported(0, 100_000, **{f"value{number}": 1.0}))
+    told = made.overlay(status()).reported
+    assert len(told) == MOST_REPORTED
+    steps = told[0].steps
+    assert MOST_POINTS / 4 < len(steps) <= MOST_POINTS
+    assert (steps[0], steps[-1]) == (0, 99_999)
+    assert told[0].values == tuple(map(float, steps))

@@ -1,6 +1,7 @@
 // Listens to the server's events and shows what each part says. It asks nothing of anybody else.
 
 import { buttonsAt, loadButtons, stands } from "./buttons.js";
+import { graph } from "./graph.js";
 import { byId, clock, count, drawn, duration, made, percent, say } from "./made.js";
 import { WorldMap } from "./map.js";
 import { Story } from "./story.js";
@@ -46,6 +47,10 @@ const SHOWN = {
     });
     byId("shares").replaceChildren(drawn("svg", { viewBox: "0 0 100 12", preserveAspectRatio: "none" }, ...bars));
     byId("parts").replaceChildren(...time.parts.map((part) => made("li", {}, dot(paint(part.name)), made("span", { text: part.meaning }), made("span", { text: part.took }), made("span", { text: percent(part.share) }))));
+  },
+  reported(told) {
+    byId("reported").hidden = !told.length;
+    byId("graphs").replaceChildren(...told.map(graph));
   },
   budgets(budgets) {
     byId("budgets").replaceChildren(...budgets.map((each) => {
