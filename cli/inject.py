@@ -28,7 +28,7 @@ FAULT_ACTIONS = tuple(
 FLIPS = tuple(action.value.removeprefix("flip_") for action in t.FaultAction if action.value.startswith("flip_"))
 FLIPPED = (*FLIPS, *(f"{flip}:{bits}" for flip in FLIPS for bits in t.FlippedBits if bits is not t.FlippedBits.ONE))
 # Where a flip is to be seen as what it is: memory that changes while the step computes, and an update that is wrong.
-FLIP_POINTS = {"parameter": "forward", "moment": "update", "gradient": "update"}
+FLIP_POINTS = {"parameter": "forward", "moment": "update", "gradient": "update", "activation": "forward"}
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
 ASK_S = 10.0
 INJECTOR = t.detector_address("inject")
@@ -110,7 +110,7 @@ def command(
     Injection points of a step: forward, backward, collective, barrier, update, checkpoint; on Megatron reduction (of
     the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while
     another one is repaired: stop, clean, join, rebuild, repair, rollback. For a flip nothing is raised: votes of the
-    ranks find it (docs/integrity.md).
+    ranks find it, or a peer that repeats the step, which is the point replay (docs/integrity.md).
 
     A device fault is reported as by a detector, and lasts until --recover ends it: see docs/faults.md.
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.

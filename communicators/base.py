@@ -33,6 +33,17 @@ class CollectiveObserver(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Hears of each collective of the training what this rank gives to it, before it starts."""
+
+    def given(self, op: str, args: "Sequence[Any]") -> bool:
+        """Take note of the arguments, which are torch's. Return whether the collective is to be done.
+
+        Otherwise it ends at once with this rank's own input, as one of a process without peers.
+        """
+        ...
+
+
 class Transfer(Protocol):
     """A tensor that is being sent or received."""
 
@@ -159,6 +170,13 @@ class DeviceMessage(NamedTuple):
     tensor: "torch.Tensor"
     peer: int
     sending: bool
+
+
+@runtime_checkable
+class Heard(Protocol):
+    """A communicator whose collectives can be listened to. `listener` is asked in the thread that starts one."""
+
+    listener: "Listener | None"
 
 
 @runtime_checkable

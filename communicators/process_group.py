@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from ..protocol.errors import CommunicatorError
-from .base import CollectiveObserver
+from .base import CollectiveObserver, Listener
 from .generation_scope import GenerationScope
 from .loopback import Loopback
 
@@ -60,6 +60,7 @@ class GroupOwner(Protocol):
     """The communicator, as its groups see it."""
 
     observer: CollectiveObserver | None
+    listener: Listener | None
 
     def abort(self, reason: str) -> None:
         """End all collectives of this process."""
@@ -129,6 +130,10 @@ class ReplaceableGroup(dist.ProcessGroup):
 
 def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
     def call(self: ReplaceableGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        listener = self._owner.listener
+        if listener is not None and not listener.given(op, args):
+            alone: dist.Work = getattr(Loopback(self.group_rank, len(self.members)), op)(*args, **kwargs)
+            return alone
         return self.start(op, futureless, True, args, kwargs)
 
     call.__name__ = op

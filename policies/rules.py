@@ -266,11 +266,11 @@ def _role_notes(policy: Policy) -> list[str]:
 
 def _integrity_advice(policy: Policy) -> list[str]:
     integrity = policy.integrity
-    if integrity == IntegrityPolicy() or (integrity.every_steps and policy.script_writes):
+    if integrity == IntegrityPolicy() or ((integrity.every_steps or integrity.audit_steps) and policy.script_writes):
         why = "midstep does not see what the script holds"
         return [f"integrity.every_steps is set, and {why}: ranks do not vote"] if integrity.every_steps else []
     if not integrity.every_steps:
-        return ["integrity is set, and integrity.every_steps is 0: ranks do not vote"]
+        return [] if integrity.audit_steps else ["integrity is set, and integrity.every_steps is 0: ranks do not vote"]
     copies = RestoreSource.HOST_COPY in policy.restore
     if integrity.then is IntegrityAction.ROLLBACK and not copies and not policy.checkpoint.every_steps:
         return [
@@ -424,6 +424,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         host_copy_bytes=policy.host_copy.memory_bytes or 0,
         host_copy_nodes=policy.host_copy.copies,
         integrity_every_steps=policy.integrity.every_steps,
+        integrity_audit_steps=policy.integrity.audit_steps,
         integrity_then=policy.integrity.then,
         resizes=policy.scale.min_nodes is not None,
         leave_s=policy.agent.leave_s,

@@ -9,10 +9,13 @@ are named, and no more than are needed to count: in a large world the message st
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
+
+if TYPE_CHECKING:
+    from ..communicators.base import Gathering
 
 MOST_RANKS = 8  # that are named for one hash of a shard
 MOST_HASHES = 8  # of one shard
@@ -157,5 +160,28 @@ class Ballot:
         )
 
 
+class Together:
+    """Two things that ranks tell each other in one barrier."""
+
+    def __init__(self, *parts: "Gathering | None") -> None:
+        """`parts`: in the same order on all ranks; None for what this rank takes no part in."""
+        self._parts = parts
+
+    def said(self) -> bytes:
+        """Return what this rank knows by now of each."""
+        return _encode([b"" if part is None else part.said() for part in self._parts])
+
+    def heard(self, said: bytes) -> None:
+        """Take in what another rank knows of each. Raises ConnectionError for what no rank says."""
+        try:
+            heard = _decode_parts(said)
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(f"what a rank says in a barrier cannot be understood: {error}") from error
+        for part, each in zip(self._parts, heard, strict=False):
+            if part is not None and each:
+                part.heard(each)
+
+
 _encode = msgspec.msgpack.Encoder().encode
+_decode_parts = msgspec.msgpack.Decoder(list[bytes]).decode
 _decode = msgspec.msgpack.Decoder(_Said).decode

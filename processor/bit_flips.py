@@ -1,7 +1,8 @@
 """Flip bits of what a rank holds, on purpose: what `midstep inject --flip` does in the training process.
 
 The memory is changed behind torch's back, as a stray particle does: no version counter moves, and nothing is raised.
-Of the tensors of a kind one is chosen by chance, and in it an element that is not zero.
+Of the tensors of a kind one is chosen by chance, and in it an element that is not zero. What is only about to be
+computed, an activation or a gradient in the middle of a backward pass, is flipped when it comes by.
 """
 
 import random
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.faults import ArmedFault, FaultAction, FlippedBits
+from ..protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 from . import tree
 from .framework import Exposed
 
@@ -33,10 +34,19 @@ class BitFlips:
 
     def flip(self, fault: ArmedFault) -> None:
         """Do what the fault says. Raises ConfigurationError where the framework has no such tensors."""
+        if fault.action is FaultAction.FLIP_ACTIVATION:
+            self._flip_next_activation(fault)
+            return
+        if fault.action is FaultAction.FLIP_GRADIENT and fault.point is InjectionPoint.BACKWARD:
+            self._flip_next_gradient(fault)
+            return
         tensors = [tensor for tensor in self._tensors(fault.action) if _can_be_flipped(tensor)]
         if not tensors:
             raise ConfigurationError(f"{fault.action}: there is no such tensor of floats here, or not yet")
-        tensor = self._dice.choice(tensors).data.view(-1)  # `data`: its version counter is its own
+        self._flip(self._dice.choice(tensors), fault)
+
+    def _flip(self, flipped: torch.Tensor, fault: ArmedFault) -> None:
+        tensor = flipped.data.view(-1)  # `data`: its version counter is its own
         words = tensor.view(_INTEGERS[tensor.element_size()])
         if fault.bits is FlippedBits.TENSOR:
             words ^= 1 << (_mantissa_bits(tensor) - 1)
@@ -46,6 +56,35 @@ class BitFlips:
             tensor[place] = tensor[place] * self._dice.uniform(2.0, 5.0) + 1.0
         else:
             words[place] ^= _signed(1 << self._bit(tensor, fault.bits), 8 * tensor.element_size())
+
+    def _flip_next_activation(self, fault: ArmedFault) -> None:
+        """Flip what the next layer gives that gives floats."""
+
+        def flip(_layer: object, _inputs: object, output: object) -> None:
+            given = output[0] if isinstance(output, tuple | list) and output else output
+            if isinstance(given, torch.Tensor) and _can_be_flipped(given):
+                handle.remove()
+                self._flip(given, fault)
+
+        handle = torch.nn.modules.module.register_module_forward_hook(flip)
+
+    def _flip_next_gradient(self, fault: ArmedFault) -> None:
+        """Flip the next gradient of a parameter that the backward pass computes, before it is reduced."""
+        handles: list[torch.utils.hooks.RemovableHandle] = []
+
+        def flip(gradient: torch.Tensor) -> None:
+            if handles and _can_be_flipped(gradient):
+                for handle in handles:
+                    handle.remove()
+                handles.clear()
+                self._flip(gradient, fault)
+
+        handles += [parameter.register_hook(flip) for parameter in self._parameters()]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        if not isinstance(self._framework, Exposed):
+            raise ConfigurationError(f"{FaultAction.FLIP_GRADIENT}: the framework does not show its gradients")
+        return list(self._framework.trained())
 
     def _tensors(self, action: FaultAction) -> Sequence[torch.Tensor]:
         if action is FaultAction.FLIP_GRADIENT:

@@ -252,6 +252,32 @@ class Exposed(Protocol):
         """Return the gradients of this rank, as its update will use them. Runs where a fault is injected."""
         ...
 
+    def trained(self) -> Sequence["torch.Tensor"]:
+        """Return the parameters that the backward pass computes gradients of. Runs where a fault is injected."""
+        ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """A framework whose step another rank can repeat from its inputs: parameters are the same everywhere."""
+
+    @property
+    def repeats_others(self) -> bool:
+        """True if no collective of a step brings what its gradients are computed from."""
+        ...
+
+    def capture_moment(self) -> bytes:
+        """Capture what a computation draws from beside its inputs: random numbers, buffers, values. Not the data."""
+        ...
+
+    def take_moment(self, blob: bytes) -> None:
+        """Put back what `capture_moment` has returned, on another rank.
+
+        Args:
+            blob: What the rank has captured whose step is repeated.
+        """
+        ...
+
 
 @runtime_checkable
 class LeavesOut(Protocol):

@@ -49,7 +49,7 @@ class InjectionPoints:
         self.flip: Callable[[ArmedFault], None] = _cannot_flip  # set when there is a train state
         self._dice = random.Random(f"{rank}/{incarnation}")
         self._armed: list[ArmedFault] = []
-        self._now: list[ArmedFault] = []
+        self.replaying = False  # a step of another rank: what is armed for one of this rank's waits
         for fault in armed:
             self.arm(fault)
 
@@ -69,7 +69,7 @@ class InjectionPoints:
 
     def waits_for(self, point: InjectionPoint, step: int) -> bool:
         """Say whether a fault is armed for this injection point in this step."""
-        return any(_fits(fault, point, step) for fault in self._armed)
+        return any(self._fits(fault, point, step) for fault in self._armed)
 
     def reached(self, point: InjectionPoint, step: int, operation: str = "", group: tuple[int, ...] = ()) -> None:
         """Fire what is armed for this injection point. In the train thread.
@@ -80,7 +80,7 @@ class InjectionPoints:
         if not self._armed:
             return
         for fault in self._armed:
-            if not _fits(fault, point, step) or not _concerns(fault, operation, group):
+            if not self._fits(fault, point, step) or not _concerns(fault, operation, group):
                 continue
             if fault.rate > 0:
                 if self._dice.random() >= fault.rate:
@@ -89,6 +89,12 @@ class InjectionPoints:
                 self._armed.remove(fault)
             self._inject(fault)
             return
+
+    def _fits(self, fault: ArmedFault, point: InjectionPoint, step: int) -> bool:
+        """What is wrong each time is so in a replay, too."""
+        if fault.point not in {None, point} or fault.step not in {None, step}:
+            return False
+        return (point is InjectionPoint.REPLAY or fault.rate > 0) if self.replaying else point is not InjectionPoint.REPLAY
 
     def _inject(self, fault: ArmedFault) -> None:
         if fault.action in DEVICE_FAULT_ACTIONS:
@@ -111,10 +117,6 @@ class InjectionPoints:
             at = f"at {fault.point} " if fault.point else ""
             step = "" if fault.step is None else f"of step {fault.step} "
             raise InjectedFault(f"injected {at}{step}in rank {fault.rank}")
-
-
-def _fits(fault: ArmedFault, point: InjectionPoint, step: int) -> bool:
-    return fault.point in {None, point} and fault.step in {None, step}
 
 
 def _concerns(fault: ArmedFault, operation: str, group: tuple[int, ...]) -> bool:

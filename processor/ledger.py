@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 from ..protocol.errors import CommunicatorError, ConfigurationError, ProtocolViolation
 from ..protocol.types import Activity, InjectionPoint
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HISTORY_STEPS = 31
 SHOWN_S = 1.0  # between two readings of reported values that are for people only
+Inputs = TypeVar("Inputs")
 
 
 class Surroundings:
@@ -59,6 +60,13 @@ class Surroundings:
 
     def meet(self, index: int) -> None:
         """Wait until the update of a step may begin, as every rank has come so far. Raises CommunicatorError."""
+
+    def inputs(self, given: Any) -> Any:
+        """Return the inputs of the step: those that are given, or those of the rank whose step is repeated here."""
+        return given
+
+    def replay_ends(self) -> None:
+        """Raise Interrupted if this was no step of this rank: it was repeated for another one, and has no update."""
 
     def hold_at_barrier(self) -> bool:
         """Report that the commit barrier broke, wait for orders, and return whether to apply the update."""
@@ -96,6 +104,24 @@ class Step:
             values: Numbers, or what can be made one, by names of small letters, digits and `_`.
         """
         self._ledger.report(values)
+
+    def inputs(self, given: Inputs) -> Inputs:
+        """Take the inputs of the step: `samples, labels = step.inputs(next(batches))`.
+
+        With `integrity.audit_steps` in the policy this rank now and then repeats a step of another one, and gets its
+        inputs here, with its random numbers, buffers and values. Once in each step, with all of its micro-batches and
+        before anything is computed of them. Otherwise what is given is returned as it is.
+
+        Args:
+            given: Tensors, arrays and plain values, in lists, tuples and dicts.
+
+        Returns:
+            What is given, or the same of another rank, on the same device.
+
+        Raises:
+            ProtocolViolation: The call is the second one in a step.
+        """
+        return self._ledger.inputs(given)
 
     def update(self) -> "Update":
         """Bracket the local update: `with step.update(): optimizer.step(); scheduler.step()`.
@@ -155,6 +181,7 @@ class Ledger:
         self._shown_next_s = 0.0
         self._trailing = framework if isinstance(framework, Trailing) else None
         self._values: dict[str, SupportsFloat] = {}  # that the script has reported of this step
+        self._has_inputs = False  # the script has taken the inputs of the present step
         self._open: bool | None = None  # a committed step is not over yet; True: a checkpoint may follow it
         self._acts: dict[Act, Callable[[int], bool]] = {
             Act.FINISH: self._finish,
@@ -189,6 +216,17 @@ class Ledger:
         """Keep values of the present step, by name; tensors without what they were computed from."""
         self._values |= {name: getattr(value, "detach", lambda value=value: value)() for name, value in values.items()}
 
+    def inputs(self, given: Inputs) -> Inputs:
+        """Return the inputs of the step. Raises ProtocolViolation for the second time in one."""
+        if self._has_inputs:
+            raise ProtocolViolation(
+                f"step.inputs(...) is called a second time in step {self.count}: take all micro-batches of a step at "
+                "once, `parts = step.inputs([next(batches) for _ in range(PARTS)])`"
+            )
+        self._has_inputs = True
+        found: Inputs = self._surroundings.inputs(given)
+        return found
+
     def reported(self) -> dict[str, float]:
         """Return the values that were reported in this step. Raises ConfigurationError for what is no number."""
         numbers = {}
@@ -216,6 +254,7 @@ class Ledger:
         self.end_step()
         index = self.order.begin()
         self._values.clear()
+        self._has_inputs = False
         self._began_s = self._clock()
         self._step_clock.begin_step(index, self.median_step_s)
         if self._injection_points.armed:
@@ -223,12 +262,16 @@ class Ledger:
         return index
 
     def _fire_inside(self, index: int) -> None:
+        if self._injection_points.waits_for(InjectionPoint.REPLAY, index):
+            fire = partial(self._injection_points.reached, InjectionPoint.REPLAY, index)
+            self._framework.fire_in(InjectionPoint.FORWARD, fire)
         for point in (InjectionPoint.FORWARD, InjectionPoint.BACKWARD, InjectionPoint.REDUCTION, InjectionPoint.GATHER):
             if self._injection_points.waits_for(point, index):
                 self._framework.fire_in(point, partial(self._injection_points.reached, point, index))
 
     def enter_update(self, index: int) -> None:
         """Pass the commit barrier of a step. Raises Interrupted when the step has to be repeated."""
+        self._surroundings.replay_ends()
         end, acts = self.order.end(index), self._acts
         act = next(end)
         self._step_clock.doing(Activity.COMMITTING)

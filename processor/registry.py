@@ -77,6 +77,19 @@ class Registry:
         self.buffers.restore(own["buffers"])
         self._random.restore(own["random"])  # last: putting the others back may have drawn numbers
 
+    def capture_moment(self) -> dict[str, Any]:
+        """Return what a computation draws from beside its inputs, still tied to live objects: encode it at once."""
+        return {part: held for part, held in self.capture_local().items() if part != "data"}
+
+    def take_moment(self, moment: dict[str, Any]) -> None:
+        """Put back what `capture_moment` gave on another rank."""
+        mine = {name: value for name, value in self.values.items() if not value.replicated}
+        _same_names("values", moment["values"], mine)
+        for name, state in moment["values"].items():
+            mine[name].set(state)
+        self.buffers.restore(moment["buffers"])
+        self._random.restore(moment["random"])
+
     def restore_random(self, numbers: Any) -> None:
         """Put back the random numbers of `capture_local` alone."""
         self._random.restore(numbers)

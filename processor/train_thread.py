@@ -21,6 +21,7 @@ from ..protocol.rules import OUT_OF_MEMORY, RuleAction, ValueRule
 from ..protocol.types import Activity, ArmedFault, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_actions as act
+from .ballot import Together
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
@@ -31,6 +32,7 @@ from .local_state import LocalState
 from .rank_actions import Action, Actions, Ended
 from .rank_loop import RankLoop
 from .recovery_phases import RecoveryPhases
+from .replays import Replays
 from .rules import Breach, Judge, worst
 from .runtime import Runtime
 from .session import Order
@@ -61,6 +63,7 @@ class TrainThread(Surroundings):
         self._copies = HostCopies(runtime, framework)
         runtime.injection_points.flip = _flip(runtime, framework)
         self._votes = Votes(runtime, framework, step_state)
+        self._replays = Replays(runtime, framework, self._own)
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
         self._exception_policy = ExceptionPolicy(runtime)
@@ -126,8 +129,18 @@ class TrainThread(Surroundings):
         """Return whether a step may be begun; False at a boundary at which all ranks stop."""
         begins = self._runtime.begins(step)
         if begins:
-            self._votes.begins(step, before_checkpoint=self._checkpoints.due(step))
+            self._replays.begins(step)
+        if begins and not self._replays.repeats:
+            self._votes.begins(step, wanted=self._checkpoints.due(step) or self._replays.is_due(step))
         return begins
+
+    def inputs(self, given: Any) -> Any:
+        """Return the inputs of the step: those that are given, or those of the rank whose step is repeated here."""
+        return self._replays.inputs(given)
+
+    def replay_ends(self) -> None:
+        """Raise Interrupted if this was no step of this rank."""
+        self._replays.ends()
 
     def loop_begins(self) -> None:
         """Have the first step after a recovery draw the random numbers that it drew without one.
@@ -162,11 +175,14 @@ class TrainThread(Surroundings):
         """
         agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
         breaches = () if self._judge is None else self._judge.judge(index, self._ledger.reported(), time.monotonic())
-        ballot = self._votes.ballot()
-        met = self._runtime.communicator.barrier(agrees=agrees, verdict=worst(breaches), gathering=ballot)
+        ballot, evidence = self._votes.ballot(), self._replays.evidence()
+        gathering = ballot if evidence is None else Together(ballot, evidence)
+        met = self._runtime.communicator.barrier(agrees=agrees, verdict=worst(breaches), gathering=gathering)
         if ballot is not None:
             self._votes.counted(index, ballot)
             self._copies.voted = self._votes.agreed
+        if evidence is not None:
+            self._replays.counted(index, evidence)
         self._copies.agreed(by_all=met.agrees and not met.verdict)
         if breaches or met.verdict:
             self._report_breaches(index, breaches, met.verdict)
@@ -278,11 +294,11 @@ class TrainThread(Surroundings):
         assert self._train_function is not None
         self._copies.resumed(self._phases.rejoined)
         self._votes.resumed(self._step_state.count)
+        self._replays.resumed()
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
             self._own.remember_random()
         try:
-            self._result = self._train_function()
-            self._ledger.end_step()
+            self._call_train_function()
         except Interrupted:
             self._ledger.abandon_step()
             return Ended.INTERRUPTED
@@ -296,6 +312,21 @@ class TrainThread(Surroundings):
                 raise
             return Ended.FAILED if what_now is exceptions.Reaction.REPORT else Ended.INTERRUPTED
         return Ended.RETURNED
+
+    def _call_train_function(self) -> None:
+        """Call it, and again as often as it is left to repeat a step of another rank, and to come back from there."""
+        assert self._train_function is not None
+        while True:
+            try:
+                self._result = self._train_function()
+                self._ledger.end_step()
+                return
+            except Interrupted:
+                if self.interrupted() or not self._replays.goes_on(self._step_state.count):
+                    raise
+            except Exception as error:
+                self._replays.failed(error)
+                raise
 
     def _begin_phase(self, action: act.BeginPhase) -> None:
         self._phase_began_s = time.monotonic()

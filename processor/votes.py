@@ -60,10 +60,10 @@ class Votes:
         """Begin to train from a state: at the start, and after each recovery, whose first step has a vote."""
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
 
-    def begins(self, step: int, *, before_checkpoint: bool) -> None:
-        """Hash what is here, if this step has a vote. `before_checkpoint`: this state is one that is being saved."""
+    def begins(self, step: int, *, wanted: bool) -> None:
+        """Hash what is here, if this step has a vote. `wanted`: by a checkpoint of this state, or an audit."""
         self._found = None
-        if self._on and step >= FIRST_VOTE and (before_checkpoint or self._is_due(step)):
+        if self._on and step >= FIRST_VOTE and (wanted or self._is_due(step)):
             self._found = self._digests()
 
     def ballot(self) -> Ballot | None:

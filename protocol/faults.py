@@ -17,6 +17,7 @@ from .bounds import MOST_OF_A_RANK, Count, Device, Name, Rank, Seconds, Share, T
 from .compat import StrEnum
 
 LONGEST_CHARS = 200
+EACH_TIME = "each_time"  # the code of a wrong gradient of a rank that is wrong again and again
 OF_JOB = "job"  # the library of a pattern that a policy has
 PatternText = Annotated[str, msgspec.Meta(min_length=3, max_length=LONGEST_CHARS)]
 PatternName = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*$")]
@@ -34,6 +35,8 @@ class FaultKind(StrEnum):
     CORRUPTION = "corruption"  # a checksum was wrong, or a rank is at another step than it was ordered to
     ODD_COPY = "odd_copy"  # what a rank holds is not what the majority holds, or has changed by itself
     COPIES_DIFFER = "copies_differ"  # and a vote alone cannot say who is wrong
+    WRONG_GRADIENT = "wrong_gradient"  # a rank computed another one than the repetitions of its step
+    GRADIENTS_DIFFER = "gradients_differ"  # of a step and its repetition by a peer, and none can be blamed yet
     NODE_LOST = "node_lost"  # the node or its agent is gone
     START_FAILED = "start_failed"  # a replacement process never joined
     DEVICE = "device"  # a detector reported the device
@@ -204,6 +207,7 @@ class InjectionPoint(StrEnum):
     COLLECTIVE = "collective"
     REDUCTION = "reduction"  # of the gradients, where the framework has a place for it (Megatron)
     BARRIER = "barrier"
+    REPLAY = "replay"  # the forward pass in which a rank repeats a step of another one (docs/integrity.md)
     UPDATE = "update"
     GATHER = "gather"  # of parameters after the update, where the framework has a place for it
     CHECKPOINT = "checkpoint"
@@ -228,7 +232,8 @@ class FaultAction(StrEnum):
     KILL_NODE = "kill_node"  # agent and processes of the node, at once
     FLIP_PARAMETER = "flip_parameter"  # bits of a parameter, and nothing is raised
     FLIP_MOMENT = "flip_moment"  # of the optimizer's state
-    FLIP_GRADIENT = "flip_gradient"  # of a gradient that is final
+    FLIP_GRADIENT = "flip_gradient"  # of one that is final; at `backward`, of one that is not reduced yet
+    FLIP_ACTIVATION = "flip_activation"  # of what the next layer computes
     # The rest is for a device that can be harmed, which is the fake one.
     MEMORY_TEMPORARY = "memory_temporary"  # an uncorrectable error in memory that nothing lasting uses
     MEMORY_PERSISTENT = "memory_persistent"  # in a parameter
@@ -247,7 +252,7 @@ class FaultAction(StrEnum):
     DROP_DEVICE = "drop_device"  # the device is gone until it is reset
 
 
-FLIP_ACTIONS = frozenset({FaultAction.FLIP_PARAMETER, FaultAction.FLIP_MOMENT, FaultAction.FLIP_GRADIENT})
+FLIP_ACTIONS = frozenset(action for action in FaultAction if action.value.startswith("flip_"))
 DEVICE_FAULT_ACTIONS = frozenset(list(FaultAction)[list(FaultAction).index(FaultAction.MEMORY_TEMPORARY) :])
 
 

@@ -302,6 +302,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     host_copy_bytes: int = 0  # of a node, for all of its ranks; 0: half of what is free when the first is made
     host_copy_nodes: int = 1  # on which each copy is
     integrity_every_steps: int = 0  # ranks compare hashes of what they hold; 0: never
+    integrity_audit_steps: int = 0  # each rank repeats a step of the rank before it; 0: never
     integrity_then: IntegrityAction = IntegrityAction.ROLLBACK
     resizes: bool = False  # the world may continue with fewer nodes
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up

@@ -29,6 +29,8 @@ FAULT_WORDS = {
     FaultKind.CORRUPTION: FaultWords("corruption", "came back with corrupt state"),
     FaultKind.ODD_COPY: FaultWords("odd copy", "held something else than the other holders, or memory that changed"),
     FaultKind.COPIES_DIFFER: FaultWords("copies differ", "held another copy than its only other holder"),
+    FaultKind.WRONG_GRADIENT: FaultWords("wrong gradient", "computed another gradient than the repetitions of its step"),
+    FaultKind.GRADIENTS_DIFFER: FaultWords("gradients differ", "computed another gradient than the peer that repeated it"),
     FaultKind.NODE_LOST: FaultWords("node lost", "went away"),
     FaultKind.START_FAILED: FaultWords("start failed", "could not be started"),
     FaultKind.DEVICE: FaultWords("device fault", "had a device fault"),

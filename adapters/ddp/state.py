@@ -201,6 +201,19 @@ class TrainState(WholeState):
         self.registry.restore_local(captured["own"])
 
     @property
+    def repeats_others(self) -> bool:
+        """True: every rank holds all parameters, and gradients meet when they are computed."""
+        return True
+
+    def capture_moment(self) -> bytes:
+        """Capture random numbers, buffers and this rank's values."""
+        return tree.pack(self.registry.capture_moment(), "state")
+
+    def take_moment(self, blob: bytes) -> None:
+        """Put back what `capture_moment` has returned on another rank."""
+        self.registry.take_moment(tree.unpack(blob))
+
+    @property
     def has_data(self) -> bool:
         """True if positions in the data are registered: batches that are left out are left out of them."""
         return bool(self.registry.data)
@@ -246,6 +259,11 @@ class TrainState(WholeState):
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients that this rank's update will use."""
         return [parameter.grad for parameter in self._all_parameters() if parameter.grad is not None]
+
+    def trained(self) -> list[torch.Tensor]:
+        """Return the parameters that the backward pass computes gradients of."""
+        parameters = (each for module in self.registry.modules.values() for each in module.parameters())
+        return [each for each in parameters if each.requires_grad]
 
     def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once, in the middle of the next forward or backward pass, to inject a fault there."""

@@ -80,6 +80,11 @@ class ShardedTrainState(TrainState):
         """True: pieces can be moved while the links come up, as `rebuilt` only looks at groups."""
         return True
 
+    @property
+    def repeats_others(self) -> bool:
+        """False: a forward pass gathers the parameters of its layers from other ranks."""
+        return False
+
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open a shard to send from it."""
         return self._piece(shard_id).open()

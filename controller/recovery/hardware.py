@@ -23,7 +23,7 @@ from .world import NodeState
 
 def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
     report = event.report
-    if report.kind is FaultKind.ODD_COPY:
+    if report.kind in {FaultKind.ODD_COPY, FaultKind.WRONG_GRADIENT}:
         return [do.CountWrong(report)]
     if report.kind is FaultKind.RULE:  # nothing is at fault
         return [do.RuleBroken(report)]

@@ -9,6 +9,7 @@ is left, where a spare is there to move to.
 import msgspec
 
 from ...policies.budgets import WrongVote
+from ...protocol.faults import EACH_TIME
 from ...protocol.types import Assertion, FaultLevel, FaultReport, IntegrityAction
 from . import topic as do
 from .state import JobState
@@ -26,6 +27,8 @@ def _count_wrong(state: JobState, rec: do.CountWrong) -> do.Recs:
         state.ignore("wrong vote of an earlier process")
         return None
     strikes = _times_wrong(state, holder.rank, holder.node)
+    if report.code == EACH_TIME:  # it has had its second chance in the step itself
+        strikes = max(strikes, policy.strikes)
     text = f"{report.detail}; strike {strikes} of {policy.strikes} on node {holder.node}"
     if policy.then is IntegrityAction.REPORT or strikes < policy.strikes:
         return [do.SortOut(msgspec.structs.replace(report, detail=text))]
@@ -52,6 +55,7 @@ def _of_broken(report: FaultReport, detail: str) -> FaultReport:
         detail=detail,
         level=FaultLevel.SEPARATE_NPU,
         mendable=False,
+        code=None,
         fault_id=f"strikes of rank {report.rank}",
         assertion=Assertion.OCCUR,
     )

@@ -1,0 +1,133 @@
+"""Who has computed a wrong gradient, as far as repetitions of a step can tell: pure.
+
+In an audited step each rank computes its own gradient and repeats that of the rank before it. What it has given to the
+reductions is hashed, before it is reduced. The hashes go round with the commit barrier, so all ranks draw the same
+conclusion before any applies the update. Of one gradient there are two computations then. Where they differ the step is
+repeated, and what is known of it is kept: the third and fourth computation decide.
+
+A hash that more ranks have than any other is the right one. Where there is none, a rank that differs from itself is
+wrong; else one that has a part in all differences of the step: a rank that is wrong every time differs in its own
+gradient and in the one that it repeats.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+MOST_HASHES = 8  # of one gradient by one rank
+
+Hash = Annotated[int, Meta(ge=0)]
+By = dict[int, Annotated[list[Hash], Meta(max_length=MOST_HASHES)]]  # by whom it was computed
+Computed = dict[int, By]  # by the rank whose gradient it is
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """The same on all ranks, once the barrier is passed.
+
+    `known`: some rank has computed something. `equal`: nothing that was computed in this attempt differs. `wrong`: how
+    often each rank to blame was wrong in this step, earlier attempts included. `undecided`: ranks one of which is
+    wrong. `proven`: repetitions have been equal before. `differing`: whose gradients are not the same in this attempt.
+    `unsteady`: who has computed one gradient twice in it, and not the same.
+    """
+
+    known: bool
+    equal: bool
+    wrong: dict[int, int]
+    undecided: tuple[int, ...]
+    proven: bool
+    differing: tuple[int, ...]
+    unsteady: tuple[int, ...]
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    proven: bool
+    now: Computed
+    before: Computed
+
+
+class Evidence:
+    """One rank's part of what is known of a step; it goes through a commit barrier, and gathers what all ranks say."""
+
+    def __init__(self, now: Computed, before: Computed, *, proven: bool) -> None:
+        """`now`: what was computed here in this attempt; `before`: in earlier ones of the same step."""
+        self.own = now
+        self._known = _Said(proven, now, before)
+        self._encoded: bytes | None = None
+
+    def said(self) -> bytes:
+        """Return what this rank knows by now."""
+        if self._encoded is None:
+            self._encoded = _encode(self._known)
+        return self._encoded
+
+    def heard(self, said: bytes) -> None:
+        """Take in what another rank knows. Raises ConnectionError for what no rank says."""
+        try:
+            theirs, ours = _decode(said), self._known
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(f"a rank says of a repeated step what cannot be understood: {error}") from error
+        if theirs != ours:
+            now, before = united(ours.now, theirs.now), united(ours.before, theirs.before)
+            self._known, self._encoded = _Said(ours.proven or theirs.proven, now, before), None
+
+    def findings(self) -> Findings:
+        """Return what follows."""
+        now, before = self._known.now, self._known.before
+        wrong, undecided = _judged(united(now, before))
+        differing = list(_differing(now))
+        return Findings(
+            known=bool(now),
+            equal=not differing,
+            wrong={rank: sum(rank in by for _, by in chain(differing, _differing(before))) for rank in sorted(wrong)},
+            undecided=tuple(sorted(undecided)),
+            proven=self._known.proven,
+            differing=tuple(subject for subject, _ in differing),
+            unsteady=tuple(sorted({rank for _, by in differing for rank, hashes in by.items() if len(hashes) > 1})),
+        )
+
+
+def united(ours: Mapping[int, By], theirs: Mapping[int, By]) -> Computed:
+    """Return what is known together."""
+    found = {subject: {rank: list(hashes) for rank, hashes in by.items()} for subject, by in ours.items()}
+    for subject, by in theirs.items():
+        here = found.setdefault(subject, {})
+        for rank, hashes in by.items():
+            here[rank] = sorted({*here.get(rank, ()), *hashes})[:MOST_HASHES]
+    return found
+
+
+def _differing(computed: Mapping[int, By]) -> Iterator[tuple[int, By]]:
+    for subject, by in sorted(computed.items()):
+        if len(_hashes(by)) > 1:
+            yield subject, by
+
+
+def _hashes(by: By) -> set[int]:
+    return set(chain.from_iterable(by.values()))
+
+
+def _judged(computed: Computed) -> tuple[set[int], set[int]]:
+    """Return the ranks that are wrong, and those among which one is that cannot be told."""
+    wrong, open_ = set[int](), list[set[int]]()
+    for _, by in _differing(computed):
+        held = sorted((sum(each in hashes for hashes in by.values()), each) for each in _hashes(by))
+        (fewer, _), (most, right) = held[-2:]
+        unsteady = {rank for rank, hashes in by.items() if len(set(hashes)) > 1}
+        if most > fewer:
+            wrong |= {rank for rank, hashes in by.items() if set(hashes) != {right}}
+        elif len(unsteady) == 1:
+            wrong |= unsteady
+        else:
+            open_.append(set(by))
+    left = [ranks for ranks in open_ if not ranks & wrong]
+    common = set.intersection(*left) if len(left) > 1 else set()
+    if len(common) == 1:
+        return wrong | common, set()
+    return wrong, set(chain.from_iterable(left))
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Said).decode
