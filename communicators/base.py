@@ -33,7 +33,7 @@ class CollectiveObserver(Protocol):
         ...
 
 
-class Listener(Protocol):
+class ContributionListener(Protocol):
     """Hears of each collective of the training what this rank gives to it, before it starts."""
 
     def given(self, op: str, args: "Sequence[Any]") -> bool:
@@ -173,10 +173,10 @@ class DeviceMessage(NamedTuple):
 
 
 @runtime_checkable
-class Heard(Protocol):
+class Listening(Protocol):
     """A communicator whose collectives can be listened to. `listener` is asked in the thread that starts one."""
 
-    listener: "Listener | None"
+    listener: "ContributionListener | None"
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
 
 from ..protocol.errors import CommunicatorError
-from .base import CollectiveObserver, Listener
+from .base import CollectiveObserver, ContributionListener
 from .generation_scope import GenerationScope
 from .loopback import Loopback
 
@@ -60,7 +60,7 @@ class GroupOwner(Protocol):
     """The communicator, as its groups see it."""
 
     observer: CollectiveObserver | None
-    listener: Listener | None
+    listener: ContributionListener | None
 
     def abort(self, reason: str) -> None:
         """End all collectives of this process."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from ..protocol.types import Rendezvous
 from .background import BackgroundTask
-from .base import CollectiveObserver, Listener
+from .base import CollectiveObserver, ContributionListener
 from .generation_scope import GenerationScope, error_text
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class ScopedCommunicator:
     def __init__(self) -> None:
         self.generation = 0
         self.observer: CollectiveObserver | None = None
-        self.listener: Listener | None = None
+        self.listener: ContributionListener | None = None
         self._lock = threading.RLock()  # held by an abort until the links are down
         self._scope = GenerationScope(self._cut)
         self._store: Rendezvous | None = None

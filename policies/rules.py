@@ -266,9 +266,11 @@ def _role_notes(policy: Policy) -> list[str]:
 
 def _integrity_advice(policy: Policy) -> list[str]:
     integrity = policy.integrity
-    if integrity == IntegrityPolicy() or ((integrity.every_steps or integrity.audit_steps) and policy.script_writes):
-        why = "midstep does not see what the script holds"
-        return [f"integrity.every_steps is set, and {why}: ranks do not vote"] if integrity.every_steps else []
+    if integrity == IntegrityPolicy():
+        return []
+    if policy.script_writes and (integrity.every_steps or integrity.audit_steps):
+        key, what = ("every_steps", "vote") if integrity.every_steps else ("audit_steps", "repeat steps")
+        return [f"integrity.{key} is set, and midstep does not see what the script holds: ranks do not {what}"]
     if not integrity.every_steps:
         return [] if integrity.audit_steps else ["integrity is set, and integrity.every_steps is 0: ranks do not vote"]
     copies = RestoreSource.HOST_COPY in policy.restore

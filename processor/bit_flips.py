@@ -7,7 +7,7 @@ computed, an activation or a gradient in the middle of a backward pass, is flipp
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -79,7 +79,8 @@ class BitFlips:
                 handles.clear()
                 self._flip(gradient, fault)
 
-        handles += [parameter.register_hook(flip) for parameter in self._parameters()]
+        attach: list[Any] = [parameter.register_hook for parameter in self._parameters()]
+        handles += [hook(flip) for hook in attach]
 
     def _parameters(self) -> list[torch.Tensor]:
         if not isinstance(self._framework, Exposed):

@@ -1,4 +1,4 @@
-"""Who has computed a wrong gradient, as far as repetitions of a step can tell: pure.
+"""Find who has computed a wrong gradient, as far as repetitions of a step can tell: pure.
 
 In an audited step each rank computes its own gradient and repeats that of the rank before it. What it has given to the
 reductions is hashed, before it is reduced. The hashes go round with the commit barrier, so all ranks draw the same

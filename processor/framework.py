@@ -266,12 +266,12 @@ class Repeatable(Protocol):
         """True if no collective of a step brings what its gradients are computed from."""
         ...
 
-    def capture_moment(self) -> bytes:
+    def capture_conditions(self) -> bytes:
         """Capture what a computation draws from beside its inputs: random numbers, buffers, values. Not the data."""
         ...
 
-    def take_moment(self, blob: bytes) -> None:
-        """Put back what `capture_moment` has returned, on another rank.
+    def take_conditions(self, blob: bytes) -> None:
+        """Put back what `capture_conditions` has returned, on another rank.
 
         Args:
             blob: What the rank has captured whose step is repeated.

@@ -91,10 +91,11 @@ class InjectionPoints:
             return
 
     def _fits(self, fault: ArmedFault, point: InjectionPoint, step: int) -> bool:
-        """What is wrong each time is so in a replay, too."""
+        """Say whether a fault is meant for this place. One that strikes again and again does so in a replay, too."""
         if fault.point not in {None, point} or fault.step not in {None, step}:
             return False
-        return (point is InjectionPoint.REPLAY or fault.rate > 0) if self.replaying else point is not InjectionPoint.REPLAY
+        of_replay = point is InjectionPoint.REPLAY
+        return of_replay or fault.rate > 0 if self.replaying else not of_replay
 
     def _inject(self, fault: ArmedFault) -> None:
         if fault.action in DEVICE_FAULT_ACTIONS:

@@ -77,18 +77,18 @@ class Registry:
         self.buffers.restore(own["buffers"])
         self._random.restore(own["random"])  # last: putting the others back may have drawn numbers
 
-    def capture_moment(self) -> dict[str, Any]:
+    def capture_conditions(self) -> dict[str, Any]:
         """Return what a computation draws from beside its inputs, still tied to live objects: encode it at once."""
         return {part: held for part, held in self.capture_local().items() if part != "data"}
 
-    def take_moment(self, moment: dict[str, Any]) -> None:
-        """Put back what `capture_moment` gave on another rank."""
+    def take_conditions(self, conditions: dict[str, Any]) -> None:
+        """Put back what `capture_conditions` gave on another rank."""
         mine = {name: value for name, value in self.values.items() if not value.replicated}
-        _same_names("values", moment["values"], mine)
-        for name, state in moment["values"].items():
+        _same_names("values", conditions["values"], mine)
+        for name, state in conditions["values"].items():
             mine[name].set(state)
-        self.buffers.restore(moment["buffers"])
-        self._random.restore(moment["random"])
+        self.buffers.restore(conditions["buffers"])
+        self._random.restore(conditions["random"])
 
     def restore_random(self, numbers: Any) -> None:
         """Put back the random numbers of `capture_local` alone."""

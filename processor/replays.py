@@ -2,13 +2,13 @@
 
 Gradients differ by rank, so a wrong one goes into the sum and is equal everywhere then: no vote sees it. In an audited
 step (`integrity.audit_steps`) each rank first runs the script's step for the rank before it: what `step.inputs` is
-given goes to the next rank, with the random numbers, buffers and values of that moment. Its collectives end at once,
+given goes to the next rank, with the random numbers, buffers and values as they are there. Its collectives end at once,
 without peers; what it gives to reductions is hashed. At its update block the train function is left, the rank-local
 state put back, and the step begins again, now with the rank's own inputs and real collectives, hashed as well. The
 hashes are compared in the commit barrier (`evidence.py`), before the update.
 
-The first audited steps find out whether a step can be repeated at all: each rank repeats its own as well. Until that has
-gone well twice nobody is blamed.
+The first audited steps find out whether a step can be repeated at all: each rank repeats its own as well. Until that
+has gone well twice no rank is blamed.
 """
 
 import logging
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import xxhash
 
-from ..communicators.base import Heard
+from ..communicators.base import Listening
 from ..communicators.host_memory import dtype_name, memory_of
 from ..protocol.errors import CommunicatorError, ConfigurationError, Interrupted
 from ..protocol.faults import EACH_TIME
@@ -39,7 +39,7 @@ _log = logging.getLogger("midstep")
 
 
 class _Contribution(NamedTuple):
-    """What this rank has given to one reduction."""
+    """A reduction, and the hash of what this rank has given to it."""
 
     text: str
     hash: int
@@ -68,7 +68,7 @@ class _Pass:
         return not self.alone
 
 
-class _Moment(msgspec.Struct, frozen=True, array_like=True):
+class _Handed(msgspec.Struct, frozen=True, array_like=True):
     inputs: bytes
     framework: bytes
     device: bytes
@@ -148,16 +148,16 @@ class Replays:
             return given
         runtime, rank = self._runtime, self._runtime.rank
         assert isinstance(self._framework, Repeatable)
-        moment = _Moment(
-            tree.pack(given, "step.inputs"), self._framework.capture_moment(), runtime.device.capture_random()
+        handed = _Handed(
+            tree.pack(given, "step.inputs"), self._framework.capture_conditions(), runtime.device.capture_random()
         )
         runtime.step_clock.doing(Activity.COMMITTING)  # it waits for the others
         arrived = runtime.communicator.swap(
-            _encode(moment), (rank + 1) % runtime.world_size, (rank - 1) % runtime.world_size
+            _encode(handed), (rank + 1) % runtime.world_size, (rank - 1) % runtime.world_size
         )
         runtime.step_clock.doing(Activity.COMPUTING)
         theirs = _decode(arrived)
-        self._framework.take_moment(theirs.framework)
+        self._framework.take_conditions(theirs.framework)
         if theirs.device:
             runtime.device.restore_random(theirs.device)
         return _moved(tree.unpack(theirs.inputs), _device_of(given))
@@ -174,8 +174,8 @@ class Replays:
             )
         if not done.contributions:
             raise ConfigurationError(
-                "integrity.audit_steps is set, and no gradient is reduced in the steps of this script before its update "
-                "block: there is nothing to compare. Set audit_steps: 0 (docs/integrity.md)"
+                "integrity.audit_steps is set, and no gradient is reduced in the steps of this script before its "
+                "update block: there is nothing to compare. Set audit_steps: 0 (docs/integrity.md)"
             )
         self._done.append(done)
         self._listen(None)
@@ -225,11 +225,11 @@ class Replays:
     def _listen(self, each: _Pass | None) -> None:
         self._pass = each
         self._runtime.injection_points.replaying = self.repeats
-        if isinstance(self._runtime.communicator, Heard):
+        if isinstance(self._runtime.communicator, Listening):
             self._runtime.communicator.listener = each
 
     def _tested(self, step: int, findings: Findings, done: Sequence[_Pass]) -> None:
-        """Count one of the first audits: of a computation that does not repeat itself nobody can be blamed."""
+        """Count one of the first audits: of a computation that does not repeat itself no rank can be blamed."""
         self._tests[findings.equal] += 1
         if findings.equal:
             self._proven = self._tests[True] >= SELF_TESTS
@@ -285,12 +285,12 @@ class Replays:
 
 def _refuse_others(runtime: "Runtime", framework: "Framework") -> None:
     able = isinstance(framework, Repeatable) and framework.repeats_others
-    if able and isinstance(runtime.communicator, Heard):
+    if able and isinstance(runtime.communicator, Listening):
         return
     raise ConfigurationError(
-        f"integrity.audit_steps is set, and a step of a {type(framework).__name__} on {runtime.communicator.name} cannot "
-        "be repeated by another rank: its gradients are computed from what collectives bring, or are not seen. Train "
-        "with midstep.TrainState and DistributedDataParallel, or set audit_steps: 0 (docs/integrity.md)"
+        f"integrity.audit_steps is set, and a step of a {type(framework).__name__} on {runtime.communicator.name} "
+        "cannot be repeated by another rank: its gradients are computed from what collectives bring, or are not seen. "
+        "Train with midstep.TrainState and DistributedDataParallel, or set audit_steps: 0 (docs/integrity.md)"
     )
 
 
@@ -372,4 +372,4 @@ def _undecided(step: int, findings: Findings) -> str:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Moment).decode
+_decode = msgspec.msgpack.Decoder(_Handed).decode

@@ -205,13 +205,13 @@ class TrainState(WholeState):
         """True: every rank holds all parameters, and gradients meet when they are computed."""
         return True
 
-    def capture_moment(self) -> bytes:
+    def capture_conditions(self) -> bytes:
         """Capture random numbers, buffers and this rank's values."""
-        return tree.pack(self.registry.capture_moment(), "state")
+        return tree.pack(self.registry.capture_conditions(), "state")
 
-    def take_moment(self, blob: bytes) -> None:
-        """Put back what `capture_moment` has returned on another rank."""
-        self.registry.take_moment(tree.unpack(blob))
+    def take_conditions(self, blob: bytes) -> None:
+        """Put back what `capture_conditions` has returned on another rank."""
+        self.registry.take_conditions(tree.unpack(blob))
 
     @property
     def has_data(self) -> bool:

@@ -18,7 +18,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-from training import BATCH, SAMPLES, augmented, build_model, build_optimizer, digest, optimizer_tensors
+from training import (  # type: ignore[import-not-found]
+    BATCH,
+    SAMPLES,
+    augmented,
+    build_model,
+    build_optimizer,
+    digest,
+    optimizer_tensors,
+)
 
 import midstep
 from midstep.processor.data import ResumableBatches

@@ -9,8 +9,10 @@ from midstep.processor import tree
 from midstep.processor.bit_flips import BitFlips
 from midstep.processor.shard import Shard
 from midstep.protocol.errors import ConfigurationError
-from midstep.protocol.faults import FLIP_ACTIONS, ArmedFault, FaultAction, FlippedBits
+from midstep.protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 from midstep.protocol.types import ShardHold
+
+HELD = (FaultAction.FLIP_GRADIENT, FaultAction.FLIP_MOMENT, FaultAction.FLIP_PARAMETER)
 
 
 class Held:
@@ -32,6 +34,9 @@ class Held:
     def gradients(self) -> list[torch.Tensor]:
         return [self.gradient]
 
+    def trained(self) -> list[torch.nn.Parameter]:
+        return [self.parameter]
+
     def tensor(self, action: FaultAction) -> torch.Tensor:
         """Return what an action flips bits of."""
         found = {FaultAction.FLIP_PARAMETER: self.parameter.detach(), FaultAction.FLIP_MOMENT: self.moment}
@@ -40,14 +45,14 @@ class Held:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("bits", list(FlippedBits))
-@pytest.mark.parametrize("action", sorted(FLIP_ACTIONS))
+@pytest.mark.parametrize("action", HELD)
 def test_what_is_meant_is_flipped(action: FaultAction, bits: FlippedBits, dtype: torch.dtype) -> None:
     """In any of the precisions; torch has not noticed, so a backward pass goes on."""
     held: Any = Held(dtype)
-    before = {each: held.tensor(each).clone() for each in FLIP_ACTIONS}
+    before = {each: held.tensor(each).clone() for each in HELD}
     version = held.parameter._version
     BitFlips(held, 0, 1).flip(ArmedFault(0, action, bits=bits))
-    differing = {each: int((held.tensor(each) != before[each]).sum()) for each in FLIP_ACTIONS}
+    differing = {each: int((held.tensor(each) != before[each]).sum()) for each in HELD}
     assert differing.pop(action) == (40 if bits is FlippedBits.TENSOR else 1)
     assert (set(differing.values()), held.parameter._version) == ({0}, version)
     if bits is FlippedBits.SIGN:
@@ -60,3 +65,28 @@ def test_what_is_not_there_cannot_be_flipped() -> None:
     held.gradients = list
     with pytest.raises(ConfigurationError, match="no such tensor"):
         BitFlips(held, 0, 1).flip(ArmedFault(0, FaultAction.FLIP_GRADIENT))
+
+
+@pytest.mark.parametrize("bits", list(FlippedBits))
+def test_an_activation_is_flipped_when_it_is_computed(bits: FlippedBits) -> None:
+    """Of the next layer, and of no other; the backward pass goes on."""
+    held: Any = Held(torch.float32)
+    layer = torch.nn.Linear(10, 10)
+    given = torch.ones(4, 10)
+    right = layer(given)
+    BitFlips(held, 0, 1).flip(ArmedFault(0, FaultAction.FLIP_ACTIVATION, bits=bits))
+    wrong = layer(given)
+    assert int((wrong != right).sum()) == (40 if bits is FlippedBits.TENSOR else 1)
+    assert torch.equal(layer(given), right)
+    wrong.sum().backward()
+
+
+def test_a_gradient_is_flipped_when_the_backward_pass_computes_it() -> None:
+    """Once."""
+    held: Any = Held(torch.float32)
+    fault = ArmedFault(0, FaultAction.FLIP_GRADIENT, InjectionPoint.BACKWARD, bits=FlippedBits.TENSOR)
+    BitFlips(held, 0, 1).flip(fault)
+    for differs in (True, False):
+        held.parameter.grad = None
+        (held.parameter * 1.0).sum().backward()
+        assert bool((held.parameter.grad != 1.0).all()) is differs

@@ -230,7 +230,7 @@ def test_the_first_to_settle_a_future_counts() -> None:
 
 def test_a_group_of_one_does_not_go_to_its_backend() -> None:
     """Nobody else takes part, so it is done when it is started; an aborted one raises like any other."""
-    owner, scope = SimpleNamespace(observer=None), GenerationScope(lambda: None)
+    owner, scope = SimpleNamespace(observer=None, listener=None), GenerationScope(lambda: None)
     group = GlooGroup(owner, [3], 0, scope, timedelta(seconds=1))
     backend: Any = SimpleNamespace(process_group=None, gloo=None)  # whatever is asked of it is an error
     group.connect(backend, scope)

@@ -56,7 +56,8 @@ CPU = torch.device("cpu")
 
 def group_of(library: Library, observer: Observer, scope: GenerationScope) -> DeviceGroup:
     """Return a group that the library serves."""
-    group = DeviceGroup(SimpleNamespace(observer=observer), (0, 1), 0, scope, timedelta(seconds=1), CPU, "midstep_hccl")
+    owner = SimpleNamespace(observer=observer, listener=None)
+    group = DeviceGroup(owner, (0, 1), 0, scope, timedelta(seconds=1), CPU, "midstep_hccl")
     group.connect(library, object(), scope)
     return group
 

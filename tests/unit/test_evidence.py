@@ -1,4 +1,4 @@
-"""Who has computed a wrong gradient: found from repetitions by peers, whatever the order in which ranks hear of them."""
+"""Who has computed a wrong gradient: found from repetitions by peers, in whatever order ranks hear of them."""
 
 import pytest
 
@@ -19,11 +19,11 @@ def findings(size: int, *attempts: Computed, proven: bool = True) -> Findings:
         parts.append(Evidence(own[-1], before, proven=proven))
     distance = 1
     while distance < size:
-        said = [each.said() for each in parts]
-        for rank, each in enumerate(parts):
-            each.heard(said[(rank - distance) % size])
+        said = [part.said() for part in parts]
+        for rank, part in enumerate(parts):
+            part.heard(said[(rank - distance) % size])
         distance *= 2
-    first, *others = [each.findings() for each in parts]
+    first, *others = [part.findings() for part in parts]
     assert all(other == first for other in others)
     return first
 

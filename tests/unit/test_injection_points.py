@@ -216,3 +216,21 @@ def test_an_armed_fault_is_written_with_the_names_that_journals_have() -> None:
 
     assert msgspec.json.decode(written, type=ArmedFault) == armed
     assert {"injury", "moment"} <= msgspec.json.decode(msgspec.json.encode(armed)).keys()
+
+
+def test_in_a_replay_only_what_is_meant_for_one_strikes_and_what_does_so_each_time() -> None:
+    """A step of another rank is none of the steps for which faults are armed here."""
+    fired: list[FaultAction] = []
+    own = ArmedFault(0, FaultAction.FLIP_MOMENT, InjectionPoint.FORWARD)
+    replay = ArmedFault(0, FaultAction.FLIP_GRADIENT, InjectionPoint.REPLAY)
+    always = ArmedFault(0, FaultAction.FLIP_PARAMETER, InjectionPoint.BACKWARD, rate=1.0)
+    points = InjectionPoints(0, 1, [own, replay, always])
+    points.flip = lambda fault: fired.append(fault.action)
+    points.replaying = True
+    for point in (InjectionPoint.FORWARD, InjectionPoint.REPLAY, InjectionPoint.BACKWARD):
+        points.reached(point, 4)
+    assert fired == [FaultAction.FLIP_GRADIENT, FaultAction.FLIP_PARAMETER]
+    points.replaying = False
+    assert not points.waits_for(InjectionPoint.REPLAY, 4)
+    points.reached(InjectionPoint.FORWARD, 4)
+    assert fired[2:] == [FaultAction.FLIP_MOMENT]

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from midstep.policies.schema import IntegrityPolicy, Policy
+from midstep.protocol.faults import EACH_TIME
 from midstep.protocol.messages import FaultReported, Quiesce, StartProcess
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, IntegrityAction, Rung
 from midstep.testing.fake_cluster import FakeCluster, job, only
@@ -52,6 +53,15 @@ def test_a_rank_that_is_wrong_too_often_is_moved_and_its_node_left() -> None:
     (fault,) = cluster.machine.status(cluster.now).faults
     assert (fault.report.kind, fault.report.node) == (FaultKind.ODD_COPY, node)
     assert cluster.machine.state.world.holders[1].node != node
+
+
+def test_a_rank_that_computes_wrongly_each_time_is_moved_at_once() -> None:
+    """It has been given its second chance within the step."""
+    cluster = running()
+    report = cluster.fault(1, FaultKind.WRONG_GRADIENT).report
+    cluster.feed(FaultReported(msgspec.structs.replace(report, mendable=True, code=EACH_TIME)))
+    assert cluster.machine.incidents[-1].decisions[-1].rung is Rung.RECOVER
+    assert "the node is left" in cluster.machine.incidents[-1].reports[0].detail
 
 
 def test_strikes_of_two_ranks_are_not_added_up() -> None:

@@ -418,3 +418,26 @@ def test_a_boundary_is_left_between_two_steps(journey: Journey) -> None:
         _run(ledger, 5)
     assert (ledger.count, journey.step_state.ready) == (2, False)
     assert journey.went[-2:] == ["committed 2", "over 2 saves=True"]
+
+
+def test_inputs_are_taken_once_in_a_step(journey: Journey) -> None:
+    """As they are, where no other rank's step is repeated."""
+    ledger = ledger_of(journey)
+    for step in ledger.steps(2):
+        assert step.inputs([step.index]) == [step.index]
+        with pytest.raises(ProtocolViolation, match="take all micro-batches"):
+            step.inputs([])
+        with step.update():
+            pass
+
+
+def test_a_step_that_is_repeated_for_another_rank_ends_before_its_barrier(journey: Journey) -> None:
+    """Nothing of it is kept, and it is not ready."""
+
+    def replay_ends() -> None:
+        raise Interrupted
+
+    journey.replay_ends = replay_ends  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        next(ledger_of(journey).steps(1)).update().__enter__()
+    assert (journey.went, journey.step_state.ready) == ([], False)

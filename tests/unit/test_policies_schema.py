@@ -349,6 +349,7 @@ def test_the_default_policy_needs_no_advice() -> None:
         ("integrity: {strikes: 3}", "every_steps is 0: ranks do not vote"),
         ("{integrity: {every_steps: 4}, checkpoint: {every_steps: 0}}", "no state is there to go back to"),
         ("{integrity: {every_steps: 4}, communicator: {name: external}}", "midstep does not see what the script holds"),
+        ("{integrity: {audit_steps: 4}, communicator: {name: external}}", "ranks do not repeat steps"),
     ],
 )
 def test_votes_that_help_little_are_named(text: str, note: str) -> None:
@@ -359,4 +360,5 @@ def test_votes_that_help_little_are_named(text: str, note: str) -> None:
 def test_votes_with_copies_to_go_back_to_need_no_advice() -> None:
     """Nor does a policy without votes."""
     text = "{integrity: {every_steps: 4}, restore: [replica, host_copy, checkpoint], checkpoint: {every_steps: 0}}"
+    assert not any("integrity" in each for each in advice(parse_policy("integrity: {audit_steps: 9}", "job.yaml")))
     assert not any("integrity" in each for each in (*advice(parse_policy(text, "job.yaml")), *advice(Policy())))
