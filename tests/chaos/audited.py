@@ -1,9 +1,10 @@
 """A training whose steps can be repeated by other ranks: it takes its batches by `step.inputs`.
 
 Each rank has data of its own, dropout, batch norm and a running value; otherwise as `training.py`. With `changing` as
-the fourth argument something of its forward pass does not repeat itself.
+the fourth argument something of its forward pass does not repeat itself; with `drifting` the parameters of the ranks
+become different in each update.
 
-`audited.py RECORDS STEPS STEP_S [changing]`
+`audited.py RECORDS STEPS STEP_S [changing|drifting]`
 """
 
 import json
@@ -32,7 +33,7 @@ import midstep
 from midstep.processor.data import ResumableBatches
 
 
-def train(records: Path, steps: int, step_s: float, *, changing: bool) -> None:
+def train(records: Path, steps: int, step_s: float, fault: str) -> None:
     """Train, and write down how this rank ended."""
     midstep.init_process_group()
     rank = dist.get_rank()
@@ -53,13 +54,15 @@ def train(records: Path, steps: int, step_s: float, *, changing: bool) -> None:
         for step in state.steps(steps):
             samples, labels = step.inputs(next(stream))
             optimizer.zero_grad()
-            noise = time.monotonic() % 1.0 if changing else 0.0
+            noise = time.monotonic() % 1.0 if fault == "changing" else 0.0
             loss = torch.nn.functional.cross_entropy(model(augmented(samples) + noise), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
             time.sleep(step_s)
             with step.update():
                 optimizer.step()
+                if fault == "drifting" and step.index:
+                    next(module.parameters()).data.add_(1e-6 * rank)
 
     loop()
     end = {
@@ -76,4 +79,4 @@ def train(records: Path, steps: int, step_s: float, *, changing: bool) -> None:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), changing=sys.argv[4:] == ["changing"])
+    train(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), "".join(sys.argv[4:]))

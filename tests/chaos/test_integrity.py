@@ -1,10 +1,12 @@
 """Ranks that hold something wrong without knowing it are found by votes, and brought back in place, bit for bit."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from midstep.controller.endpoints.control_requests import InjectRequest
 from midstep.protocol.types import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 
 from .comparing import finish
@@ -140,3 +142,67 @@ def test_between_two_votes_all_go_back_to_the_state_that_passed_the_last_one(sta
     for incident in incidents:
         assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
         assert incident["pids_before"] == incident["pids_after"], incident
+
+
+@pytest.mark.soak
+def test_what_is_only_to_be_reported_is_left_as_it_is(start_job: StartJob) -> None:
+    """Training goes on, and the odd rank stays odd."""
+    policy = {**VOTING, "integrity": {"every_steps": 1, "then": "report"}}
+    flips = [flip(1, FaultAction.FLIP_MOMENT, 6, FlippedBits.ELEMENT)]
+    job = start_job(nodes=1, ranks_per_node=3, steps=STEPS, faults=flips, policy=policy)
+    job.until(lambda status: any("rank 1 holds another" in each.report.detail for each in status.faults), "the fault")
+    assert finish(job)["incidents"] == []
+    ends = [end["parameters"] for _, end in sorted(job.record().ends.items())]
+    assert ends[0] == ends[2] != ends[1]
+
+
+@pytest.mark.soak
+def test_a_repair_takes_the_copy_of_the_majority_and_says_that_it_is_not_exact(start_job: StartJob) -> None:
+    """Between two votes. No step is repeated but the one of the vote."""
+    policy = {**VOTING, "integrity": {"every_steps": 4, "then": "repair", "strikes": 100}}
+    flips = [flip(1, FaultAction.FLIP_MOMENT, 9, FlippedBits.SIGN)]
+    job = start_job(nodes=1, ranks_per_node=3, steps=STEPS, faults=flips, policy=policy)
+    (incident,) = finish(job)["incidents"]
+    assert (blamed(incident), incident["restore"], incident["steps_lost"]) == ({1}, "replica", 0), incident
+    assert "is not exact" in incident["reports"][0]["detail"]
+    assert len({end["parameters"] for end in job.record().ends.values()}) == 1
+
+
+@pytest.mark.soak
+def test_a_rank_that_is_wrong_in_each_update_moves_to_a_spare(start_job: StartJob) -> None:
+    """Its device is; what it comes to elsewhere is right."""
+    broken = ArmedFault(1, FaultAction.FLIP_GRADIENT, InjectionPoint.UPDATE, None, 1, rate=1.0)
+    policy = {**VOTING, "integrity": {"every_steps": 1, "strikes": 2}}
+    shape = {"nodes": 3, "ranks_per_node": 1, "steps": 12}
+    calm = start_job(**shape)
+    assert calm.wait() == 0, calm.said()
+    job = start_job(**shape, spares=1, policy=policy, gates=[5])
+    job.held_at(5)
+    job.ask(InjectRequest(broken))
+    job.open_gate(5)
+    incidents = finish(job)["incidents"]
+    assert [blamed(each) for each in incidents] == [{1}] * len(incidents)
+    assert (incidents[-1]["replaced"], incidents[-1]["decisions"][-1]["rung"]) == ([1], "recover"), incidents
+    assert_same_end(job.record(), calm.record(), 3)
+
+
+@pytest.mark.soak
+def test_a_checkpoint_of_a_state_that_fails_its_vote_is_never_complete(start_job: StartJob) -> None:
+    """All go back to the one before it."""
+    flips = [flip(2, FaultAction.FLIP_MOMENT, 19, FlippedBits.ELEMENT)]
+    policy = {**VOTING, "integrity": {"every_steps": 1000, "strikes": 100}}
+    job = run(start_job, 3, flips, policy=policy)
+    (incident,) = finish(job)["incidents"]
+    assert (blamed(incident), incident["restore"], incident["steps_lost"]) == ({2}, "checkpoint", 10), incident
+    assert incident["pids_before"] == incident["pids_after"], incident
+
+
+@pytest.mark.soak
+def test_copies_that_never_are_equal_are_not_voted_on(start_job: StartJob) -> None:
+    """A warning says so, and no alarm is raised."""
+    script = Path(__file__).with_name("audited.py")
+    job = start_job(
+        nodes=1, ranks_per_node=2, script=script, steps=20, step_s=0.0, more_arguments=["drifting"], policy=VOTING
+    )
+    assert finish(job)["incidents"] == []
+    assert "do not hold the same, and have not in any vote: it is not voted on" in job.said()
