@@ -302,7 +302,7 @@ class _Points:
 
     def take(self, rank: int, step: int, value: float, now: float) -> None:
         """Take in a point. What comes from behind it belongs to steps that are repeated."""
-        if step in self.values and list(self.values)[-1] == step:
+        if rank == self.rank and step == next(reversed(self.values), None):
             return  # the same again: it does not show that the rank reports still
         self.rank, self.heard_s = rank, now
         for later in [each for each in self.values if each >= step]:

@@ -48,8 +48,10 @@ def test_of_each_value_the_lowest_rank_is_shown_and_another_one_when_that_is_qui
     for rank, step, now in ((2, 1, 0.0), (1, 2, 1.0), (2, 3, 2.0), (1, 4, 3.0)):
         made.take(reported(rank, step, loss=float(10 * rank + step)), now)
     assert made.overlay(status()).reported == (ReportedSeries("loss", 1, (1, 2, 4), (21.0, 12.0, 14.0)),)
+    made.take(reported(0, 4, loss=4.0), 3.0)
+    assert made.overlay(status()).reported == (ReportedSeries("loss", 0, (1, 2, 4), (21.0, 12.0, 4.0)),)
     made.take(reported(2, 9, loss=29.0), 14.0)
-    assert made.overlay(status()).reported == (ReportedSeries("loss", 2, (1, 2, 4, 9), (21.0, 12.0, 14.0, 29.0)),)
+    assert made.overlay(status()).reported == (ReportedSeries("loss", 2, (1, 2, 4, 9), (21.0, 12.0, 4.0, 29.0)),)
 
 
 def test_steps_that_are_repeated_are_shown_once() -> None:
