@@ -22,13 +22,11 @@ import click
 import msgspec
 
 from .. import __version__
-from ..controller.endpoints.control_requests import PolicyReply, PolicyRequest, StoryReply, StoryRequest
+from ..controller.endpoints.control_requests import StoryReply, StoryRequest
 from ..controller.endpoints.story import excerpt
 from ..controller.journal.records import Founding
 from ..launch.directories import ROLES_NAME, run_directory_of
-from ..launch.job import POLICY_NAME
 from ..launch.reached_job import HereJob, JobElsewhere, ReachedJob, founding_of, look, reached, read_story
-from ..policies.files import load_policy
 from ..policies.schema import Policy
 from ..protocol.discovery import ROLE_STORE_NAME
 from ..protocol.errors import ConfigurationError, MidstepError
@@ -41,6 +39,7 @@ from .ended_incidents import asked, incidents_after
 from .frame import Command, operator_options
 from .story import told
 from .views.incident_data import report_json
+from .what_if import policy_of
 
 ASK_S = 10.0
 STORY_S = 60.0
@@ -194,7 +193,7 @@ def bundle_of(job: ReachedJob) -> SupportBundle:
 
     found = tried("the status", lambda: look(job))
     note = "" if found is None else found[1]
-    policy = tried("the policy", lambda: _policy(job, is_live=found is not None and not note))
+    policy = tried("the policy", lambda: policy_of(job, is_live=found is not None and not note))
     founding = tried("the start of the job", lambda: founding_of(job.directory)) if isinstance(job, HereJob) else None
     redactor = Redactor(_secrets(job, policy, founding))
     parts: dict[str, bytes] = {}
@@ -243,17 +242,6 @@ def _packed(job: str, parts: dict[str, bytes], note: str, missing: list[str], at
             entry.size, entry.mtime, entry.mode = len(data), int(at.timestamp()), 0o600
             tar.addfile(entry, io.BytesIO(data))
     return SupportBundle(f"{folder}.tar.gz", packed.getvalue(), tuple(missing))
-
-
-def _policy(job: ReachedJob, *, is_live: bool) -> Policy:
-    """Return the policy in force; of a job without a controller, that of its start. Raises MidstepError."""
-    if is_live:
-        reply = job.ask(PolicyRequest(), ASK_S)
-        if isinstance(reply, PolicyReply):
-            return reply.policy
-    if not isinstance(job, HereJob):
-        raise MidstepError("no controller has told it")
-    return load_policy(job.directory / POLICY_NAME)
 
 
 def _without_addresses(policy: Policy) -> dict[str, Any]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "page": "Serve a page that shows how a job stands, for a browser.",
     "watch": "Tell another program when a job's leader or phase changes.",
     "report": "Show what happened in a job: incidents, phases, reasons.",
+    "what-if": "Tell what the loss of nodes or ranks would cost a running job now.",
     "bundle": "Put together what another person needs to look into a job, without its secrets.",
     "detect": "Report faults of devices and nodes to a job, from documents or another program.",
     "clusterd": "Speak for a job with MindCluster's ClusterD.",

@@ -1,5 +1,6 @@
 """`midstep page`: serve a page of a job for a browser."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -12,26 +13,29 @@ from typing import Any, TypeVar
 
 import click
 
-from ...controller.endpoints.control_requests import PolicyReply, PolicyRequest
 from ...controller.endpoints.metrics_server import is_loopback
 from ...launch.job import POLICY_NAME
 from ...launch.reached_job import HereJob, ReachedJob, look, reached
 from ...policies.files import load_policy, render
+from ...policies.schema import Policy
 from ...processor.checkpoints.entries import look_into
 from ...processor.checkpoints.files import step_directory
 from ...protocol.errors import CheckpointError, ConfigurationError, MidstepError
 from ...protocol.identities import Role
 from ...protocol.private_files import read_secret
+from ...protocol.rank_logs import end_of_log, output_log
 from ..bundle import bundle_of
 from ..display.plain import echo, log_to_stderr
 from ..frame import Command, operator_options
 from ..orders import ASK_S
+from ..what_if import can_create, policy_of
 from .sections import Checkpoint, Looked
 from .sentence import sentence
 
 LISTEN = "127.0.0.1:9410"
 NICENESS = 10  # a recovery gets the processor first
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+MOST_OF_LOG = 64 * 1024
 CHECKPOINT_S = 10.0  # between two looks into its directory, which may be on a file server
 
 
@@ -134,7 +138,9 @@ def page(
         _say_where(server.address(place, listener), role, key, until_input_ends)
         os.nice(NICENESS)
         until = _input_ends() if until_input_ends else None
-        access = server.JobAccess(look_at, lambda request: target.ask(request, ASK_S), lambda: bundle_of(target))
+        access = server.JobAccess(
+            look_at, lambda request: target.ask(request, ASK_S), lambda: bundle_of(target), log_of(target)
+        )
         server.serve(access, place, listener, until)
 
 
@@ -213,39 +219,42 @@ def _require_safe(listen: str, host: str, tokens: dict[Role, str], certificate: 
 def looker(target: ReachedJob) -> Callable[[], Looked]:
     """Return what looks at a job. It raises MidstepError when nothing can be read."""
     directory = target.directory if isinstance(target, HereJob) else None
-    policy, checkpoints = ("", None) if directory is None else _policy_and_checkpoints(directory)
+    policy, checkpoints = (None, None) if directory is None else _policy_and_checkpoints(directory)
+    text, can_create_nodes = "" if policy is None else render(policy), can_create(target)
     newest: Checkpoint | None = None
     next_s = 0.0
     told = -1  # changes of the policy, as of its text
 
     def look_at() -> Looked:
-        nonlocal newest, next_s, policy, told
+        nonlocal newest, next_s, policy, text, told
         status, note = look(target)
         if not note and told != status.policy_changes:
-            policy, told = _policy_in_force(target) or policy, status.policy_changes
+            with contextlib.suppress(MidstepError):  # it is asked again with the next change
+                policy = policy_of(target, is_live=True)
+                text = render(policy)
+            told = status.policy_changes
         if checkpoints is not None and time.monotonic() >= next_s:
             newest, next_s = _newest(checkpoints), time.monotonic() + CHECKPOINT_S
-        return Looked(status, note, policy, newest)
+        return Looked(status, note, text, newest, policy, can_create_nodes)
 
     return look_at
 
 
-def _policy_in_force(target: ReachedJob) -> str:
-    """Return the text of the policy that a controller goes by now; empty where it does not say so."""
-    try:
-        reply = target.ask(PolicyRequest(), ASK_S)
-    except MidstepError:
-        return ""
-    return render(reply.policy) if isinstance(reply, PolicyReply) else ""
-
-
-def _policy_and_checkpoints(directory: Path) -> tuple[str, Path | None]:
-    """Return the text of a job's policy, and where its checkpoints lie; nothing where it cannot be read."""
+def _policy_and_checkpoints(directory: Path) -> tuple[Policy | None, Path | None]:
+    """Return the policy that a job was started with, and where its checkpoints lie; None where it cannot be read."""
     try:
         policy = load_policy(directory / POLICY_NAME)
     except (MidstepError, OSError):
-        return "", None
-    return render(policy), directory / (policy.checkpoint.directory or "checkpoints")
+        return None, None
+    return policy, directory / (policy.checkpoint.directory or "checkpoints")
+
+
+def log_of(target: ReachedJob) -> Callable[[int, int], str] | None:
+    """Return what reads the end of what a process of a rank has printed; None where no log of the job can be here."""
+    if not isinstance(target, HereJob):
+        return None
+    directory = str(target.directory)
+    return lambda rank, incarnation: end_of_log(output_log(directory, rank, incarnation), MOST_OF_LOG)
 
 
 def _newest(checkpoints: Path) -> Checkpoint | None:

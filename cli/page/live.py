@@ -13,7 +13,6 @@ import msgspec
 
 from ...protocol.compat import within
 from ...protocol.errors import MidstepError
-from ...protocol.incidents import JobStatus
 from .sections import Looked, SectionWriter
 from .sentence import Mood
 
@@ -71,7 +70,7 @@ class LiveJob:
         self._parts: dict[str, bytes] = {}
         self._fresh_until_s = 0.0
         self._wanted = asyncio.Event()
-        self.status: JobStatus | None = None
+        self.looked: Looked | None = None
 
     @contextlib.contextmanager
     def viewer(self) -> Iterator[Viewer | None]:
@@ -115,7 +114,7 @@ class LiveJob:
         except MidstepError as error:
             self._tell({"head": _unknown(str(error))})
             return IN_JOURNAL_S
-        self.status = looked.status
+        self.looked = looked
         self._tell(parts)
         if looked.status.exit_code is not None:
             return ENDED_S

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...policies.schema import Policy
 from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, ReportedSeries, leader_of
 from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import StandbyDepth
@@ -39,12 +40,17 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """One look at a job. `note`: why the status is not live. `policy`: its text, where it lies on this machine."""
+    """One look at a job. `note`: why the status is not live. `policy`: its text, and `in_force` what it says.
+
+    `can_create_nodes`: None: that is not known here.
+    """
 
     status: JobStatus
     note: str = ""
     policy: str = ""
     checkpoint: Checkpoint | None = None
+    in_force: Policy | None = None
+    can_create_nodes: bool | None = None
 
 
 class SectionWriter:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib import resources
 from urllib.parse import parse_qs
 
@@ -25,6 +26,7 @@ from ...controller.endpoints.control_requests import Request as OperatorRequest
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.identities import Role
 from ..bundle import SupportBundle
+from ..what_if import lines, what_if
 from .buttons import Press, WrongPress, request_of, told_buttons
 from .limits import MOST_CONNECTIONS, BoundedProtocol, Guard
 from .live import LiveJob
@@ -72,12 +74,14 @@ class PagePlace(msgspec.Struct, frozen=True):
 class JobAccess(msgspec.Struct, frozen=True):
     """Whatever the page asks of its job. Each is called in a thread, and raises MidstepError.
 
-    `ask`: asks the controller; None: there are no buttons. `bundle`: puts together what a support bundle has.
+    `ask`: asks the controller; None: there are no buttons. `bundle`: puts together what a support bundle has. `log`:
+    returns the end of what one process of a rank has printed, by the numbers of rank and process.
     """
 
     look: Callable[[], Looked]
     ask: Ask | None = None
     bundle: Callable[[], SupportBundle] | None = None
+    log: Callable[[int, int], str] | None = None
 
 
 class EventStream:
@@ -121,7 +125,8 @@ class Page:
     """Answers requests: the files, the stream, the login, one node at a time, a bundle, and a press of a button."""
 
     def __init__(self, job: LiveJob, place: PagePlace, access: JobAccess) -> None:
-        self.job, self._place, self._ask, self._bundle = job, place, access.ask, access.bundle
+        self.job, self._place, self._ask = job, place, access.ask
+        self._bundle, self._log = access.bundle, access.log
         self._sessions = Sessions(place.tokens, is_open=place.is_open)
         self._asking = asyncio.Lock()
         self._next_bundle_s = 0.0
@@ -138,6 +143,8 @@ class Page:
             Route("/buttons", self._buttons),
             Route("/press", self._press, methods=["POST"]),
             Route("/bundle", self._bundled),
+            Route("/log", self._logged),
+            Route("/what-if", self._supposed),
             Route("/static/{name}", self._static),
         ]
         names = frozenset({*LOOPBACK_NAMES, _in_address(self._place.host)}) if self._place.is_open else frozenset()
@@ -166,8 +173,8 @@ class Page:
     async def _node(self, request: Request) -> Response:
         if not self.admits(request):
             return PlainTextResponse("log in first\n", 401)
-        status = self.job.status
-        data = None if status is None else node_data(status, request.query_params.get("name", ""))
+        looked = self.job.looked
+        data = None if looked is None else node_data(looked.status, request.query_params.get("name", ""))
         return JSONResponse(data, 404 if data is None else 200)
 
     async def _buttons(self, request: Request) -> Response:
@@ -177,8 +184,9 @@ class Page:
         role = Role.VIEWER if session is None or self._ask is None else session.role
         proof = "" if session is None else session.proof
         answer = {"role": str(role), "proof": proof, "login": session is None and self._sessions.asks}
-        has_bundle = session is not None and session.role is not Role.VIEWER and self._bundle is not None
-        return JSONResponse({**answer, "bundle": has_bundle, "buttons": told_buttons(role)})
+        reads = session is not None and session.role is not Role.VIEWER
+        more = {"bundle": reads and self._bundle is not None, "log": reads and self._log is not None}
+        return JSONResponse({**answer, **more, "buttons": told_buttons(role)})
 
     def _session(self, request: Request) -> PageSession | None:
         return self._sessions.session(request.cookies.get(COOKIE, ""), time.monotonic())
@@ -212,6 +220,32 @@ class Page:
         made = await asyncio.to_thread(self._bundle)
         named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
         return Response(made.data, media_type="application/gzip", headers=named)
+
+    async def _logged(self, request: Request) -> Response:
+        """Answer with the end of what a process of a rank has printed: logs are their owner's, and so for operators."""
+        refusal = self._refusal(request)
+        if refusal is not None or self._log is None:
+            return refusal or PlainTextResponse("the logs lie with the job, on its machines\n", 404)
+        rank, life = (_number(request.query_params.get(name, "")) for name in ("rank", "life"))
+        if rank is None or life is None:
+            return PlainTextResponse("rank and life: two numbers\n", 400)
+        return PlainTextResponse(await asyncio.to_thread(self._log, rank, life))
+
+    async def _supposed(self, request: Request) -> Response:
+        """Answer what the loss of nodes and ranks would cost, by what was seen of the job last."""
+        if not self.admits(request):
+            return PlainTextResponse("log in first\n", 401)
+        looked, asked = self.job.looked, request.query_params
+        ranks = [_number(text) for text in asked.getlist("rank")]
+        if looked is None or looked.in_force is None or None in ranks:
+            return _told("the policy of the job is not known here, or that is no rank", 404)
+        numbers = [rank for rank in ranks if rank is not None]
+        suppose = partial(what_if, can_create_nodes=looked.can_create_nodes)
+        try:
+            found = await asyncio.to_thread(suppose, looked.status, looked.in_force, asked.getlist("node"), numbers)
+        except ConfigurationError as error:
+            return _told(str(error), 400)
+        return JSONResponse({"lost": found.lost, "lines": list(lines(found))})
 
     def _refusal(self, request: Request) -> Response | None:
         """Refuse what takes the role of an operator, or comes from another site; None: it is answered."""
@@ -271,6 +305,10 @@ async def _press_in(request: Request) -> Press:
     if body is None or request.headers.get("content-type") != "application/json":
         raise WrongPress("that is no press of a button")
     return msgspec.json.decode(body, type=Press)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
 
 
 def _typed_token(body: bytes) -> str:

@@ -216,3 +216,30 @@ def test_a_bundle_is_for_operators_and_rarely() -> None:
         assert headers["content-disposition"] == 'attachment; filename="midstep-gpt.tar.gz"'
         assert get(port, "/bundle", Cookie=operator.cookie)[0] == 429
         assert len(made) == 1
+
+
+@attack(
+    "a viewer reads the log of a rank, or an operator one that is none: `..`, a name, a number without end",
+    holds="logs take an operator's session; a rank and a process are two small numbers, and no path",
+    reads="that takes the role of an operator: log in with its token",
+)
+def test_logs_are_for_operators_and_of_ranks_only() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def log(rank: int, life: int) -> str:
+        asked.append((rank, life))
+        return "said"
+
+    with serving(Looks(), TOKEN, others=ROLES, log=log) as port:
+        viewer, operator = Browser(port, TOKEN), Browser(port, ROLES[0][1])
+        assert (viewer.told["log"], operator.told["log"]) == (False, True)
+        assert get(port, "/log?rank=1&life=1")[0] == get(port, "/log?rank=1&life=1", Cookie=viewer.cookie)[0] == 403
+        assert get(port, "/log?rank=1&life=1", Cookie=operator.cookie, Sec_Fetch_Site="cross-site")[0] == 403
+        for wrong in ("", "-1", "..", "1.debug", "9" * 10, "%D9%A3"):
+            assert get(port, f"/log?rank={wrong}&life=1", Cookie=operator.cookie)[0] == 400
+        assert asked == []
+        status, headers, body = get(port, "/log?rank=3&life=2", Cookie=operator.cookie)
+        assert (status, body, asked) == (200, b"said", [(3, 2)])
+        assert headers["content-type"].startswith("text/plain")
+        assert get(port, "/what-if?rank=1")[0] == 401
+        assert get(port, "/what-if?rank=x&node=..", Cookie=viewer.cookie)[0] == 404

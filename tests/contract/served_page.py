@@ -63,9 +63,10 @@ def serving(
     others: tuple[tuple[Role, str], ...] = (),
     ask: server.Ask | None = None,
     bundle: Callable[[], SupportBundle] | None = None,
+    log: Callable[[int, int], str] | None = None,
 ) -> Iterator[int]:
     """Serve a page in a thread; yield its port. `others`: tokens of roles with buttons, which ask by `ask`."""
-    access = server.JobAccess(look, ask, bundle)
+    access = server.JobAccess(look, ask, bundle, log)
     place = server.PagePlace("127.0.0.1", 0, token, certificate, key, others)
     listener = server.listening(place)
     serves = threading.Thread(

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from midstep.cli.page.sections import Checkpoint, Looked
 from midstep.controller.time_account import time_spent
 from midstep.protocol.incidents import BudgetUse, JobStatus, NodeStatus, RankStatus
+from midstep.protocol.rank_logs import output_log
 from midstep.protocol.time_spent import TimeCategory
 
 from ..chaos.jobs import Job
@@ -395,6 +397,49 @@ def test_nodes_and_ranks_are_left_released_restarted_and_hurt_by_a_click(browser
         assert page.locator("[data-button=promote]").count() == 0
 
 
+def test_the_log_of_a_rank_is_read_live_and_that_of_its_process_before(browser: Any, job: Job) -> None:
+    """What ended processes said last is there, too; a viewer is offered neither."""
+    with paged(job.directory, role="operator") as (_, address), opened(browser, address, DESK) as page:
+        person = Operator(page, job)
+        before = job.until(lambda told: told.phase == "running", "training")
+        place, life = before.ranks[0].node, before.ranks[0].incarnation
+        output_log(str(job.directory), 0, life).write_text("the present one <b>said</b> this\n")
+        person.open(place)
+        page.locator("#node [data-log='0']").click()
+        until(page, "#log-text", "the present one <b>said</b> this")
+        with output_log(str(job.directory), 0, life).open("a") as log:
+            log.write("and then that\n")
+        until(page, "#log-text", "and then that")
+        picture(page, "log", whole=False)
+        if life > 1:
+            output_log(str(job.directory), 0, life - 1).write_text("its last words\n")
+            page.locator("#log-earlier").click()
+            until(page, "#log-text", "its last words")
+            until(page, "#log-title", "which has ended")
+
+
+def test_what_if_says_what_the_selected_nodes_and_ranks_would_cost(browser: Any, job: Job) -> None:
+    """By the policy in force; nothing is done to the job. For viewers, by mouse and by keyboard."""
+    known = job.until(lambda told: told.phase == "running", "training")
+    with paged(job.directory) as (_, address), opened(browser, address, DESK) as page:
+        until(page, "#headline", "Training")
+        page.locator("#select").click()
+        until(page, "#supposed", "Select ranks")
+        page.locator("#map").click(position={"x": 12, "y": 12})
+        until(page, "#supposed", "What if: the process of rank")
+        until(page, "#supposed", "recover_in_place: ")
+        page.locator("#map").focus()
+        page.keyboard.press("End")
+        page.keyboard.press("Enter")
+        until(page, "#supposed", f"What if: node {known.nodes[-1].node} lost and the process of rank")
+        picture(page, "what-if")
+        page.locator("#select").click()
+        page.wait_for_selector("#supposed", state="hidden")
+    now = job.status()
+    assert now is not None
+    assert len(now.incidents) == len(known.incidents)
+
+
 def test_a_viewer_has_no_buttons_and_sees_what_another_one_presses(browser: Any, job: Job) -> None:
     """Two at once: what the operator does is told to both. On a phone nothing is wider than the screen."""
     with (
@@ -405,12 +450,26 @@ def test_a_viewer_has_no_buttons_and_sees_what_another_one_presses(browser: Any,
         Operator(page, job).press("acknowledge", why="seen on the train")
         until(viewers, "#records", "seen on the train")
         assert viewers.locator("[data-button]").count() == 0
+        assert viewers.locator("#bundle").is_hidden()
         assert viewers.locator("#login").is_visible()
         page.locator("[data-button=stop]").click()
         picture(page, "confirm-phone", whole=False)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.keyboard.press("Escape")
         page.wait_for_selector("#ask:not([open])", state="attached")
+
+
+def test_an_operator_downloads_a_support_bundle(browser: Any, job: Job) -> None:
+    with paged(job.directory, role="operator") as (_, address), opened(browser, address, DESK) as page:
+        page.wait_for_selector("#bundle", state="visible")
+        with page.expect_download() as begun:
+            page.locator("#bundle").click()
+        kept = PICTURES / "bundle.tar.gz"
+        begun.value.save_as(kept)
+        with tarfile.open(kept) as tar:
+            names = {name.partition("/")[2] for name in tar.getnames()}
+        assert begun.value.suggested_filename.endswith(".tar.gz")
+        assert {"about.json", "status.json", "story.txt", "policy.yaml", "logs/controller.log"} <= names
 
 
 def test_what_is_refused_is_said_in_the_dialog(browser: Any, job: Job) -> None:

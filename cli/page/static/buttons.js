@@ -1,5 +1,6 @@
 // The buttons of this viewer's role. Each asks first, with what will happen, for a name and a reason.
 
+import { logsAreRead } from "./log.js";
 import { byId, made, say } from "./made.js";
 
 const PLACES = ["job", "ladder", "controllers"];
@@ -15,6 +16,7 @@ export async function loadButtons() {
   say("role", known.role === "viewer" ? "" : known.role);
   byId("login").hidden = !known.login;
   byId("bundle").hidden = !known.bundle;
+  logsAreRead(known.log);
   for (const place of PLACES) byId(`${place}-buttons`).replaceChildren(...buttonsAt(place, {}));
 }
 

@@ -17,6 +17,10 @@ export class WorldMap {
     this.chosen = -1;
     this.blocks = [];
     this.wanted = false;
+    this.selecting = false; // then a click selects instead of opening
+    this.selectedNodes = new Set(); // by name
+    this.selectedRanks = new Set(); // by number
+    this.selected = () => {};
     this.canvas.addEventListener("click", (event) => this.#clicked(event));
     this.canvas.addEventListener("mousemove", (event) => this.#moved(event));
     this.canvas.addEventListener("mouseleave", () => say("pointed", ""));
@@ -87,6 +91,7 @@ export class WorldMap {
         pen.fillRect(x, y, cell - gap, cell - gap);
         if (cell >= 22) this.#number(pen, colour, place, x, y, cell - gap);
       });
+      if (this.selecting) this.#outline(pen, colour, node, block, cell, gap);
       if (block.label) {
         pen.fillStyle = colour("dim");
         pen.textAlign = "left";
@@ -101,6 +106,30 @@ export class WorldMap {
     this.#words();
     this.canvas.dataset.drawnMs = (performance.now() - began).toFixed(1);
     this.canvas.dataset.ranks = String(this.numbers.length);
+  }
+
+  #outline(pen, colour, node, block, cell, gap) {
+    pen.strokeStyle = colour("text");
+    pen.lineWidth = cell > 7 ? 3 : 2;
+    if (this.selectedNodes.has(node.name)) pen.strokeRect(block.x, block.y, block.columns * cell - gap, block.rows * cell - gap);
+    node.of.forEach((place, at) => {
+      if (!this.selectedRanks.has(this.numbers[place])) return;
+      pen.strokeRect(block.x + (at % block.columns) * cell + 1, block.y + Math.floor(at / block.columns) * cell + 1, cell - gap - 2, cell - gap - 2);
+    });
+  }
+
+  select(on) {
+    this.selecting = on;
+    this.selectedNodes.clear();
+    this.selectedRanks.clear();
+    this.redraw();
+    this.selected();
+  }
+
+  #toggle(of, value) {
+    if (!of.delete(value)) of.add(value);
+    this.redraw();
+    this.selected();
   }
 
   // The largest squares with which all blocks fit into the width and a part of the screen.
@@ -219,8 +248,11 @@ export class WorldMap {
   }
 
   #clicked(event) {
-    const [block] = this.#at(event);
-    if (block) this.open(this.nodes[block.node].name);
+    const [block, place] = this.#at(event);
+    if (!block) return;
+    if (!this.selecting) this.open(this.nodes[block.node].name);
+    else if (place === undefined || block.cell < 7) this.#toggle(this.selectedNodes, this.nodes[block.node].name);
+    else this.#toggle(this.selectedRanks, this.numbers[place]);
   }
 
   #typed(event) {
@@ -229,7 +261,10 @@ export class WorldMap {
     const row = here ? this.blocks.filter((each) => each.y === here.y).length : 1;
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row, Home: -Infinity, End: Infinity }[event.key];
     if (step !== undefined) this.#choose(Math.max(0, Math.min(this.nodes.length - 1, this.chosen + step)));
-    else if ((event.key === "Enter" || event.key === " ") && this.chosen >= 0) this.open(this.nodes[this.chosen].name);
+    else if ((event.key === "Enter" || event.key === " ") && this.chosen >= 0) {
+      if (this.selecting) this.#toggle(this.selectedNodes, this.nodes[this.chosen].name);
+      else this.open(this.nodes[this.chosen].name);
+    }
     else return;
     event.preventDefault();
   }

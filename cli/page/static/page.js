@@ -3,11 +3,14 @@
 import { buttonsAt, loadButtons, stands } from "./buttons.js";
 import { graph } from "./graph.js";
 import { byId, clock, count, drawn, duration, made, percent, say } from "./made.js";
+import { logButton } from "./log.js";
 import { WorldMap } from "./map.js";
 import { Story } from "./story.js";
+import { supposes } from "./suppose.js";
 
 const map = new WorldMap(openNode);
 const story = new Story();
+supposes(map);
 const COLOURS = { training: "good", repeated_steps: "spare", start: "start", waiting_for_nodes: "bad", checkpoint: "spare", planned_change: "finished", unguarded: "none", finish: "finished" };
 let offset_s = 0;
 let reserves = null; // as told last: the age of a checkpoint grows without news
@@ -115,7 +118,7 @@ async function openNode(name) {
   const columns = ["rank", "role", "state", "activity", "step", "incarnation", "pid"].filter((column) => column !== "role" || node.of_ranks.some((rank) => rank.role));
   const head = made("tr", {}, ...columns.map((text) => made("th", { text, scope: "col" })));
   byId("node-buttons").replaceChildren(...buttonsAt("node", { node: node.name }));
-  const rows = node.of_ranks.map((rank) => made("tr", {}, ...columns.map((column) => made("td", { text: String(rank[column] || (column === "rank" || column === "step" ? 0 : "-")) })), made("td", { class: "buttons" }, ...buttonsAt("rank", { rank: rank.rank }))));
+  const rows = node.of_ranks.map((rank) => made("tr", {}, ...columns.map((column) => made("td", { text: String(rank[column] || (column === "rank" || column === "step" ? 0 : "-")) })), made("td", { class: "buttons" }, ...logButton(rank), ...buttonsAt("rank", { rank: rank.rank }))));
   byId("node-ranks").replaceChildren(...(rows.length ? [made("thead", {}, head), made("tbody", {}, ...rows)] : []));
   byId("node").showModal();
 }
