@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import midstep
 from midstep.benchmarks.launching import DEVICE
 from midstep.benchmarks.records import KILL_FILE, LOSE_NODE, Recorder
-from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
+from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY, Shape
 from midstep.processor.runtime import Runtime
 
 CHECKPOINT_EVERY_STEPS = 10
@@ -30,6 +30,8 @@ PIECE_BYTES = 4 * 1024 * 1024
 TRANSPORTS = 5
 
 RANK = int(os.environ["RANK"])
+SHAPES = {"ten_million": TEN_MILLION, "eighty_million": Shape(layers=6, heads=8, width=1072, dropout=0.0)}
+SHAPE = SHAPES[sys.argv[4] if len(sys.argv) > 4 else "ten_million"]
 
 
 def own_device() -> torch.device:
@@ -40,7 +42,7 @@ def own_device() -> torch.device:
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Return this rank's one sequence of a step; it depends on nothing but step and rank."""
     generator = torch.Generator().manual_seed(1000 * step + RANK)
-    window = torch.randint(VOCABULARY, (1, TEN_MILLION.context + 1), generator=generator)
+    window = torch.randint(VOCABULARY, (1, SHAPE.context + 1), generator=generator)
     window = window.to(own_device())
     return window[:, :-1], window[:, 1:]
 
@@ -49,7 +51,7 @@ def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """Make what is trained."""
     torch.manual_seed(1)
     with contextlib.nullcontext() if os.environ.get(WHOLE) else midstep.building():
-        network = GPT(TEN_MILLION)
+        network = GPT(SHAPE)
     model = DistributedDataParallel(network.to(own_device()))
     return model, torch.optim.Adam(model.parameters(), lr=3e-4)
 
@@ -77,7 +79,7 @@ def resilient(directory: Path, total: int, killed_step: int, recorder: Recorder)
     def train() -> None:
         for step in state.steps(total):
             optimizer.zero_grad()
-            loss = model(*batch(step.index))
+            loss = model(*step.inputs(batch(step.index)))
             if step.index == killed_step and RANK == VICTIM:
                 kill_once(directory)
             loss.backward()
@@ -144,7 +146,7 @@ def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> 
 
 
 def main() -> None:
-    """Take the directory for the notes, the number of steps, and the step in which to be killed.
+    """Take the directory for the notes, the number of steps, the step in which to be killed, and a name in `SHAPES`.
 
     A negative step: nobody is killed, and the plain script writes no checkpoints.
     """

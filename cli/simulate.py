@@ -70,6 +70,7 @@ class Duration(click.ParamType[float]):
 @click.option("--faults", "trace_file", metavar="FILE", type=click.Path(path_type=Path),
               help="What goes wrong, and how long things take: a YAML file (docs/simulator.md).")  # fmt: skip
 @click.option("--mtbf", type=Duration(), help="Mean time between two faults of the job, e.g. 3h; overrides the file's.")
+@click.option("--silent", type=Duration(), help="Mean time between two silent corruptions, e.g. 200h.")
 @click.option("--hours", type=HOURS, default=720.0, show_default=True,
               help="Length of the forecast.")  # fmt: skip
 @click.option("--seed", type=SEED, default=0, show_default=True, help="The same seed gives the same forecast.")
@@ -87,6 +88,7 @@ def command(
     more_nodes: int,
     trace_file: Path | None,
     mtbf: float | None,
+    silent: float | None,
     hours: float,
     seed: int,
     json_file: Path | None,
@@ -112,8 +114,13 @@ def command(
         trace = load_trace(trace_file, cluster.ranks) if trace_file is not None else FaultTrace()
         if mtbf is not None:
             trace = msgspec.structs.replace(trace, mtbf_h=mtbf)
-        if trace.mtbf_h is None and not trace.faults:
-            raise click.UsageError("nothing goes wrong: give --mtbf, or --faults with a file that has mtbf_h or faults")
+        if silent is not None:
+            trace = msgspec.structs.replace(trace, silent_h=silent)
+        if trace.mtbf_h is None and trace.silent_h is None and not trace.faults:
+            raise click.UsageError(
+                "nothing goes wrong: give --mtbf or --silent, or --faults with a file that has mtbf_h, silent_h or "
+                "faults"
+            )
         outlook = _play(Forecast(policy, cluster, trace, hours=hours, seed=seed), hours)
         _write(outlook, json_file, picture)
     except (PolicyError, ConfigurationError) as error:

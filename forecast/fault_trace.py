@@ -32,6 +32,7 @@ class Kind(StrEnum):
     LINK = "link"  # a collective fails, with no rank at fault
     NODE = "node"  # a node is lost
     DEVICE = "device"  # a detector reports a device, at a level
+    CORRUPTION = "corruption"  # what a rank holds is wrong, and nothing is raised
 
 
 class TimedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +53,7 @@ class Mix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: Weight = 10
     node: Weight = 10
     device: Weight = 50
+    corruption: Weight = 0
 
 
 class Levels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,14 +80,19 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_seen_s: Seconds = 5.0  # from a device fault to its report
     node_start_s: Seconds = 180.0  # the platform brings a node that it was asked for
     node_repair_s: Seconds = 14_400.0  # a broken node is back, as a spare
+    silent_seen_h: Hours = 24.0  # without votes, until a person sees that the training has gone wrong
     resubmit_s: Seconds = 1_800.0  # the job is started again after it has stopped
     replicas: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2  # ranks that hold the same shard
 
 
 class FaultTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. `mtbf_h`: mean hours between two faults of the job, in addition to `faults`."""
+    """The whole file. `mtbf_h`: mean hours between two faults of the job, in addition to `faults`.
+
+    `silent_h`: mean hours between two silent corruptions of the job, in addition to both.
+    """
 
     mtbf_h: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
+    silent_h: Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None = None
     mix: Mix = Mix()
     levels: Levels = Levels()
     faults: tuple[TimedFault, ...] = ()
@@ -124,6 +131,12 @@ def faults_of(trace: FaultTrace, hours: float, ranks: int, chance: random.Random
         while at_h < hours:
             faults.append(TimedFault(at_h, Kind(chance.choices(kinds, weights)[0])))
             at_h += chance.expovariate(1 / trace.mtbf_h)
+    if trace.silent_h is not None:
+        apart = random.Random(chance.getrandbits(64))  # the other faults are those of a trace without
+        at_h = apart.expovariate(1 / trace.silent_h)
+        while at_h < hours:
+            faults.append(TimedFault(at_h, Kind.CORRUPTION, apart.randrange(ranks)))
+            at_h += apart.expovariate(1 / trace.silent_h)
     names, chances = zip(*msgspec.to_builtins(trace.levels).items(), strict=True)
     for fault in sorted(faults, key=lambda each: each.at_h):
         rank = chance.randrange(ranks) if fault.rank is None else fault.rank

@@ -56,6 +56,7 @@ class Forecast:
         self._part_s = 0.0  # of a step, trained when the last fault came
         self._reached = 0  # the most steps before the last fault
         self._times = TimeAccount()
+        self._wrong_until_s = 0.0  # a person sees it then, and the job goes back to before it
         self._machines = Machines(cluster.nodes + cluster.spares + cluster.more_nodes, self._model.node_repair_s)
         self._begin(0.0, 0)
 
@@ -143,7 +144,7 @@ class Forecast:
         self._training = False
         every, model = self._policy.checkpoint.every_steps, self._model
         fleet, trained_s = self._fleet, self._fleet.now - self._trained_from_s
-        pause_s = model.checkpoint_s / every if every else 0.0
+        pause_s = self._pause_s
         steps = int(trained_s / (model.step_s + pause_s))
         self._part_s = max(0.0, trained_s - steps * (model.step_s + pause_s))
         missing = 1 - fleet.size / self._cluster.ranks
@@ -156,6 +157,12 @@ class Forecast:
             fleet.checkpoint = max(fleet.checkpoint, fleet.step // every * every)
         self._reached = fleet.step
 
+    @property
+    def _pause_s(self) -> float:
+        """The share of a step in a checkpoint."""
+        every = self._policy.checkpoint.every_steps
+        return self._model.checkpoint_s / every if every else 0.0
+
     # --- faults -------------------------------------------------------------------------------------------------
 
     def _inject(self, fault: TimedFault) -> None:
@@ -165,6 +172,9 @@ class Forecast:
         self.outlook.faults[fault.kind] += 1
         if holder is None or not holder.pid:
             self.outlook.faults_missed += 1
+            return
+        if fault.kind is Kind.CORRUPTION:
+            self._corrupt(rank, holder.incarnation)
             return
         if fault.kind is not Kind.DEVICE:  # from now on all ranks wait; a device may still do its work
             self._train()
@@ -207,6 +217,32 @@ class Forecast:
             silent_s = heartbeat.interval_s * heartbeat.missed
             fleet.after(silent_s, lambda: (NodeLost(node, f"no word for {silent_s:g} s", now),))
             self._repair_later(node)
+
+    def _corrupt(self, rank: int, incarnation: int) -> None:
+        """Have what a rank holds be wrong: the next vote finds it, or a person some day."""
+        fleet, model, every = self._fleet, self._model, self._policy.integrity.every_steps
+        if not every:
+            until_s = min(self._end_s, fleet.now + model.silent_seen_h * HOUR_S)
+            self.outlook.lost_s[Loss.WRONG] += max(0.0, until_s - max(fleet.now, self._wrong_until_s))
+            self._wrong_until_s = max(self._wrong_until_s, until_s)
+            return
+        step_s, trained_s = model.step_s + self._pause_s, fleet.now - self._trained_from_s if self._training else 0.0
+        done = fleet.step + int(trained_s / step_s)
+        passed = done // every * every
+
+        def found() -> Iterable[Event]:
+            holder, generation = self._machine.state.world.holder(rank), self._machine.generation
+            if holder is None or holder.incarnation != incarnation or self._machine.phase is not Phase.RUNNING:
+                return
+            trusted = None if every == 1 else max(passed, fleet.checkpoint)
+            yield FaultReported(
+                t.FaultReport(
+                    t.FaultKind.ODD_COPY, fleet.now, t.rank_address(rank), "holds something else than the majority",
+                    rank, holder.node, generation, incarnation, mendable=True, trusted_step=trusted,
+                )
+            )  # fmt: skip
+
+        fleet.after((passed + every - done - 0.5) * step_s, found)  # the checkpoint of that state is not complete yet
 
     def _repair_later(self, name: str) -> None:
         """A broken node comes back as a new one, if the job has left it; one given back, if it is short of nodes."""
@@ -283,6 +319,7 @@ class Forecast:
         self.outlook.counted(self._times.until(self._end_s))
         outlook = self.outlook
         useful_s = (outlook.steps_done - outlook.steps_lost) * self._model.step_s - outlook.lost_s[Loss.FEWER]
+        useful_s -= outlook.lost_s[Loss.WRONG]
         outlook.goodput = min(1.0, max(0.0, useful_s / self._end_s)) if self._end_s else 1.0
 
 

@@ -1,6 +1,7 @@
 """A training whose steps can be repeated by other ranks: it takes its batches by `step.inputs`.
 
-Each rank has data of its own, dropout, batch norm and a running value; otherwise as `training.py`. With `changing` as
+Each rank has data of its own, dropout, batch norm and a running value; otherwise as `training.py`. No layer drops what
+comes out of the one in the middle, so that whatever flips there changes the gradients. With `changing` as
 the fourth argument something of its forward pass does not repeat itself; with `drifting` the parameters of the ranks
 become different in each update.
 
@@ -22,8 +23,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import (  # type: ignore[import-not-found]
     BATCH,
     SAMPLES,
+    WIDTH,
     augmented,
-    build_model,
     build_optimizer,
     digest,
     optimizer_tensors,
@@ -31,6 +32,20 @@ from training import (  # type: ignore[import-not-found]
 
 import midstep
 from midstep.processor.data import ResumableBatches
+
+
+def build_model() -> torch.nn.Module:
+    """Return the model with its initial parameters, which are the same everywhere."""
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, WIDTH),
+        torch.nn.BatchNorm1d(WIDTH),
+        torch.nn.GELU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(WIDTH, WIDTH),
+        torch.nn.GELU(),
+        torch.nn.Linear(WIDTH, 4),
+    )
 
 
 def train(records: Path, steps: int, step_s: float, fault: str) -> None:

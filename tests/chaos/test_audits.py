@@ -19,6 +19,12 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("audited.py")
 AUDITS: dict[str, Any] = {**ROOMY, "integrity": {"audit_steps": 4, "strikes": 100}}
 STEPS = 20
+FLIPS = 250
+KINDS = (
+    (FaultAction.FLIP_ACTIVATION, InjectionPoint.FORWARD),
+    (FaultAction.FLIP_GRADIENT, InjectionPoint.BACKWARD),
+    (FaultAction.FLIP_ACTIVATION, InjectionPoint.REPLAY),
+)
 
 
 def flip(rank: int, action: FaultAction, point: InjectionPoint, step: int | None, **options: Any) -> ArmedFault:
@@ -26,20 +32,29 @@ def flip(rank: int, action: FaultAction, point: InjectionPoint, step: int | None
     return ArmedFault(rank, action, point, step, **options)
 
 
-def run(start_job: StartJob, ranks: int, faults: Sequence[ArmedFault], **options: Any) -> Job:
+def run(
+    start_job: StartJob,
+    ranks: int,
+    faults: Sequence[ArmedFault],
+    *,
+    steps: int = STEPS,
+    patience_s: float = PATIENCE_S,
+    **options: Any,
+) -> Job:
     """Run a job with these flips, and one without; both end with the same bits."""
-    shape = {"nodes": 1, "ranks_per_node": ranks, "script": SCRIPT, "steps": STEPS, "step_s": 0.0}
+    shape = {"nodes": 1, "ranks_per_node": ranks, "script": SCRIPT, "steps": steps, "step_s": 0.0}
     calm = start_job(**shape)
-    assert calm.wait(PATIENCE_S) == 0, calm.said()
+    assert calm.wait(patience_s) == 0, calm.said()
     job = start_job(faults=faults, **{**shape, "policy": AUDITS, **options})
-    assert job.wait(PATIENCE_S) == 0, job.said()
+    assert job.wait(patience_s) == 0, job.said()
     assert_same_end(job.record(), calm.record(), ranks)
     return job
 
 
 def blamed(job: Job) -> set[tuple[int, int]]:
     """Return who was found to have been wrong once, and in which step."""
-    found = re.findall(r"rank (\d+) computed a wrong gradient in step (\d+)", job.said())
+    logs = "".join(log.read_text() for log in job.directory.glob("logs/*") if log.is_file())
+    found = re.findall(r"rank (\d+) computed a wrong gradient in step (\d+)", logs)
     return {(int(rank), int(step)) for rank, step in found}
 
 
@@ -57,6 +72,24 @@ def test_a_wrong_gradient_is_blamed_on_its_rank_and_the_step_repeated(start_job:
         assert (incident["outcome"], incident["steps_lost"]) == ("resumed", 0), incident
         assert incident["pids_before"] == incident["pids_after"], incident
     assert blamed(job) == {(1, 8), (2, 12), (0, 16)}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_each_of_many_wrong_gradients_is_blamed_on_its_rank_in_one_job(start_job: StartJob) -> None:
+    """All kinds, all bits, all ranks, one flip every second step; the end is that of an undisturbed run."""
+    kinds = [(*kind, bits) for kind in KINDS for bits in FlippedBits]
+    flips = []
+    for number in range(FLIPS):
+        action, point, bits = kinds[number % len(kinds)]
+        flips.append(flip(number % 3, action, point, 6 + 2 * number, bits=bits))
+    policy = {**AUDITS, "integrity": {"audit_steps": 1, "strikes": 1000}}
+    job = run(start_job, 3, flips, policy=policy, steps=10 + 2 * FLIPS, patience_s=700.0)
+    incidents = finish(job)["incidents"]
+    assert blamed(job) == {(each.rank, each.step) for each in flips}
+    assert len(incidents) == FLIPS
+    assert all(each["pids_before"] == each["pids_after"] for each in incidents)
+    assert all((each["outcome"], each["steps_lost"]) == ("resumed", 0) for each in incidents)
 
 
 @pytest.mark.soak

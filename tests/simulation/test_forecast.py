@@ -12,7 +12,15 @@ from midstep.cli.main import main
 from midstep.forecast.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
 from midstep.forecast.forecast import Cluster, Forecast
 from midstep.forecast.outlook import Loss, Outlook
-from midstep.policies.schema import Budget, HostCopyPolicy, Policy, RungPolicy, ScalePolicy, default_policy
+from midstep.policies.schema import (
+    Budget,
+    HostCopyPolicy,
+    IntegrityPolicy,
+    Policy,
+    RungPolicy,
+    ScalePolicy,
+    default_policy,
+)
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import FaultLevel, RestoreSource, Rung
 
@@ -47,6 +55,43 @@ def test_a_killed_process_is_restarted_in_place_and_no_step_is_lost() -> None:
 
 def test_a_lost_node_moves_to_the_spare() -> None:
     assert [took.rung for took in forecast(TimedFault(3.0, Kind.NODE)).timeline] == [Rung.RECOVER]
+
+
+def corrupted(every_steps: int) -> Outlook:
+    """Play a small job in which what a rank holds becomes wrong twice."""
+    policy = msgspec.structs.replace(default_policy(), integrity=IntegrityPolicy(every_steps=every_steps))
+    faults = (TimedFault(3.0, Kind.CORRUPTION), TimedFault(20.0, Kind.CORRUPTION))
+    return Forecast(policy, SMALL, FaultTrace(faults=faults, model=Model(silent_seen_h=24.0)), hours=48.0, seed=1).run()
+
+
+def test_what_is_corrupted_is_trained_on_until_a_person_sees_it() -> None:
+    """Without votes. What was trained since the first one is given up once."""
+    outlook = corrupted(0)
+    assert (outlook.incidents, outlook.faults[Kind.CORRUPTION]) == (0, 2)
+    assert outlook.lost_s[Loss.WRONG] == pytest.approx(41 * 3600)
+    assert outlook.goodput < 0.2
+
+
+def test_votes_find_what_is_corrupted_with_every_process_kept() -> None:
+    """In every step: the step is repeated. Rarely: all go back to the state that passed the last vote or checkpoint."""
+    each, rare = corrupted(1), corrupted(500)
+    assert [took.rung for took in each.timeline] == [took.rung for took in rare.timeline] == [Rung.RETRY_STEP] * 2
+    assert (each.lost_s[Loss.WRONG], rare.lost_s[Loss.WRONG]) == (0.0, 0.0)
+    assert each.steps_lost <= 2
+    assert rare.steps_lost > 100
+    assert each.goodput > rare.goodput > 0.9
+
+
+def test_a_rate_of_corruptions_leaves_the_other_faults_as_they_are() -> None:
+    """So that a forecast with it and one without can be compared."""
+    plain, more = (
+        list(faults_of(FaultTrace(mtbf_h=3.0, silent_h=silent_h), 720.0, 4, random.Random(1)))
+        for silent_h in (None, 100.0)
+    )
+    corruptions = [each for each in more if each.kind is Kind.CORRUPTION]
+    others = [(each.at_h, each.kind) for each in more if each.kind is not Kind.CORRUPTION]
+    assert others == [(each.at_h, each.kind) for each in plain]
+    assert 3 <= len(corruptions) <= 14
 
 
 RESTORE = (RestoreSource.REPLICA, RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT)
@@ -156,7 +201,7 @@ def test_the_same_seed_gives_the_same_forecast() -> None:
 def test_the_drawn_faults_come_at_about_the_mean_time() -> None:
     faults = list(faults_of(FaultTrace(mtbf_h=2.0), 2000.0, 8, random.Random(1)))
     assert 850 < len(faults) < 1150
-    assert {fault.kind for fault in faults} == set(Kind)
+    assert {fault.kind for fault in faults} == set(Kind) - {Kind.CORRUPTION}
     assert [fault.at_h for fault in faults] == sorted(fault.at_h for fault in faults)
 
 

@@ -1,0 +1,108 @@
+"""Measure what a key of the policy costs a step: whole jobs by turns, without it and with it.
+
+Each rank holds 126 MB or 1 GB, parameters and Adam's state, and no rank is killed. A ratio is that of a job's median
+step to the one without of the same repetition. The cores that others use are written
+beside the figures.
+
+copies: in host memory, one in every step, on the rank's node alone and on another one as well, and `auto`. Copying is
+beside the step on another core, so on a machine without an idle core it is not hidden. votes: one in every step, in
+which what a rank holds is hashed twice in the train thread; one in every Nth step costs that by N. audits: one in every
+step, in which each rank repeats that of another one; one in every Nth step costs that by N.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from midstep.benchmarks import figures, launching, records
+from midstep.benchmarks.recovery import LIMIT_S
+
+SCRIPT = "recovery_job.py"
+NOBODY = "-1"  # is killed
+WARM_UP_STEPS = 6
+COPYING = ["replica", "host_copy", "checkpoint"]
+SIZES = {"126M": "ten_million", "1G": "eighty_million"}
+POLICIES: dict[str, dict[str, dict[str, Any]]] = {
+    "copies": {
+        "every step": {"restore": COPYING, "host_copy": {"every_steps": 1}},
+        "every step, on two nodes": {"restore": COPYING, "host_copy": {"every_steps": 1, "copies": 2}},
+        "auto": {"restore": COPYING, "host_copy": {"every_steps": "auto"}},
+    },
+    "votes": {"every step": {"integrity": {"every_steps": 1}}},
+    "audits": {"every step": {"integrity": {"audit_steps": 1}}},
+}
+
+
+def median_step_s(policy: dict[str, Any], ranks: int, steps: int, size: str) -> float:
+    """Run one job; return its median step time. Raises JobFailed."""
+    with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
+        folder = Path(name)
+        (folder / "notes").mkdir()
+        (folder / "policy.yaml").write_text(yaml.safe_dump({**policy, "checkpoint": {"every_steps": 0}}))
+        launching.midstep(
+            SCRIPT,
+            [str(folder / "notes"), str(steps + WARM_UP_STEPS), NOBODY, SIZES[size]],
+            ranks=ranks,
+            job_directory=folder / "job",
+            limit_s=LIMIT_S,
+            policy=folder / "policy.yaml",
+        )
+        return records.median_step_s(folder / "notes", ranks)
+
+
+def measure(policies: dict[str, dict[str, Any]], ranks: int, repeat: int, steps: int, size: str) -> dict[str, Any]:
+    """Run all by turns; return medians in seconds, and ratios."""
+    chosen = {"off": {}, **policies}
+    foreign = [launching.foreign_cores()]
+    found: dict[str, list[float]] = {name: [] for name in chosen}
+    for _ in range(repeat):
+        for name, policy in chosen.items():
+            found[name].append(median_step_s(policy, ranks, steps, size))
+        foreign.append(launching.foreign_cores())
+    ratios = {name: [each / plain for each, plain in zip(found[name], found["off"], strict=True)] for name in found}
+    more = {name: [each - plain for each, plain in zip(found[name], found["off"], strict=True)] for name in found}
+    return {
+        "ranks": ranks,
+        "size": size,
+        "foreign_cores": figures.spread(foreign),
+        "step_s": {name: figures.spread(values) for name, values in found.items()},
+        "more_s": {name: figures.spread(values) for name, values in more.items()},
+        "ratio": {name: figures.spread(values) for name, values in ratios.items()},
+    }
+
+
+def shown(what: str, result: dict[str, Any]) -> Table:
+    """Return the figures as a table."""
+    title = f"{result['ranks']} ranks with {result['size']}B each"
+    table = Table(what, "step, ms", "ratio", "more, ms", title=title)
+    for name, step_s in result["step_s"].items():
+        more = figures.text(result["more_s"][name], 1000, 1)
+        table.add_row(name, figures.text(step_s, 1000, 1), figures.text(result["ratio"][name], digits=3), more)
+    table.caption = f"foreign cores {figures.text(result['foreign_cores'])}"
+    return table
+
+
+@click.command(help=__doc__)
+@click.argument("what", type=click.Choice(list(POLICIES)))
+@click.option("--ranks", default=2, show_default=True)
+@click.option("--repeat", default=3, show_default=True)
+@click.option("--steps", default=30, show_default=True)
+@click.option("--size", type=click.Choice(list(SIZES)), default="126M", show_default=True)
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
+def main(what: str, ranks: int, repeat: int, steps: int, size: str, path: Path | None) -> None:
+    """Measure, print, and write."""
+    launching.end_jobs_on_sigterm()
+    result = {"machine": figures.machine(), **measure(POLICIES[what], ranks, repeat, steps, size)}
+    if path is not None:
+        path.write_text(json.dumps(result, indent=1))
+    Console().print(shown(what, result))
+
+
+if __name__ == "__main__":
+    main()
