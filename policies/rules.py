@@ -405,6 +405,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         checkpoint_directory=str(directory),
         checkpoint_every_steps=policy.checkpoint.every_steps,
         checkpoint_keep=policy.checkpoint.keep,
+        checkpoint_format=policy.checkpoint.format,
         preload=policy.standby.preload,
         warm_standby=policy.standby.warm,
         standby_depth=policy.standby.depth,

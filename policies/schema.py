@@ -15,7 +15,7 @@ from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
 from ..protocol.incidents import NoticeKind
 from ..protocol.rules import OutOfMemoryAction, ValueRule
-from ..protocol.types import IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
+from ..protocol.types import CheckpointFormat, IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
@@ -122,13 +122,15 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where checkpoints lie (None: `checkpoints` in the job directory), how often, how many are kept.
 
-    `begin_again`: whether training may begin at its first step where a checkpoint has once been complete.
+    `begin_again`: whether training may begin at its first step where a checkpoint has once been complete. `format`:
+    midstep's own, or dcp: directories that torch.distributed.checkpoint reads in worlds of any size, and writes.
     """
 
     directory: str | None = None
     every_steps: CountOrZero = 1000  # 0: never
     keep: Count = 2
     begin_again: bool = False
+    format: CheckpointFormat = CheckpointFormat.SAFETENSORS
 
 
 class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

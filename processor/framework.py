@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..protocol.messages import SaveCheckpoint
     from ..protocol.types import InjectionPoint, RepairPart, ShardHold
     from .ledger import Ledger
+    from .shard_layout import ShardLayout
 
 
 class OpenShard(Protocol):
@@ -335,4 +336,24 @@ class Rescalable(Protocol):
         Raises:
             RecoveryError: The bytes are no such state, or of another model.
         """
+        ...
+
+
+@runtime_checkable
+class Portable(Framework, Protocol):
+    """A framework whose tensors have names that other programs know: those of torch.distributed.checkpoint."""
+
+    def layout(self, shard_id: str) -> "ShardLayout":
+        """Return the names of the tensors of a shard, and where its pieces lie in them. At start, before any step.
+
+        Args:
+            shard_id: One of those that `shards` returns.
+
+        Raises:
+            ConfigurationError: There is state that has no such names.
+        """
+        ...
+
+    def buffers(self) -> "Mapping[str, Mapping[str, torch.Tensor]]":
+        """Return the buffers that belong into a checkpoint, by module and path, as they are now. Between two steps."""
         ...

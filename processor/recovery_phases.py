@@ -12,7 +12,7 @@ import msgspec
 from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import InjectionPoint, RepairPart, RestoreSource, StepReport
+from ..protocol.types import CheckpointFormat, InjectionPoint, RepairPart, RestoreSource, StepReport
 from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
@@ -63,6 +63,7 @@ class RecoveryPhases:
         self._early = EarlyTransfers(runtime, framework)
         self._held: frozenset[str] = frozenset()  # shards that were reported as whole for barrier one
         self._arrived: bytes | None = None  # the rank-local state that the repair has brought
+        self._as_started: bytes | None = None  # the rank-local state where a checkpoint had none
 
     def inspect(self) -> list[str]:
         """Make the device usable again; return the corrupted shards: all, where it is not known which."""
@@ -94,7 +95,9 @@ class RecoveryPhases:
     def survey(self, patience_s: float) -> StepReport:
         """Return the report of this rank for barrier one. Wait for the checkpoint directory up to `patience_s`."""
         shards, local_states = self._framework.shards(), self._runtime.black_box.copies()
-        checkpoints, trace = survey(self._runtime.settings.checkpoint_directory, patience_s)
+        settings = self._runtime.settings
+        foreign = settings.checkpoint_format is CheckpointFormat.DCP
+        checkpoints, trace = survey(settings.checkpoint_directory, patience_s, foreign=foreign)
         report = self._step_state.report(shards, local_states, checkpoints, trace)
         self._held = frozenset(hold.shard_id for hold in report.holds)
         return self._copies.reported(report)
@@ -238,6 +241,9 @@ class RecoveryPhases:
         """Return this rank's local state; in a world of another size, what a rank that was not there begins with."""
         rank, framework = self._runtime.rank, self._framework
         saved = archive.world_size_of(directory, step)
+        if saved is None:  # torch alone wrote it: random numbers and data are those of a start
+            self._as_started = self._as_started or self._own.capture()
+            return self._as_started
         if saved == self._runtime.world_size:
             return archive.load_local(directory, step, rank)
         if not isinstance(framework, Rescalable):

@@ -87,6 +87,13 @@ class RestoreSource(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
+class CheckpointFormat(StrEnum):
+    """The files of a checkpoint."""
+
+    SAFETENSORS = "safetensors"  # one for each shard, which only a world of the same layout reads
+    DCP = "dcp"  # those of torch.distributed.checkpoint, which a world of any size reads, and plain torch
+
+
 class IntegrityAction(StrEnum):
     """The treatment of a vote that is lost: the copies of a shard are not equal, or memory has changed by itself."""
 
@@ -281,6 +288,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     checkpoint_directory: str | None = None
     checkpoint_every_steps: int = 0  # 0: never
     checkpoint_keep: int = 2
+    checkpoint_format: CheckpointFormat = CheckpointFormat.SAFETENSORS
     preload: tuple[str, ...] = ()
     warm_standby: bool = True
     standby_depth: StandbyDepth = StandbyDepth.IMPORTED

@@ -16,7 +16,7 @@ second step is repeated, the new reducer takes it for the first; the order is th
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -64,6 +64,8 @@ class _Recorder:
 
 class BucketLayout:
     """The bucket layout of one DDP module; makes new reducers with it."""
+
+    AT_START: ClassVar[bytes] = msgspec.msgpack.encode(Layout())  # captured before DDP has rebuilt its buckets
 
     def __init__(self, name: str, ddp: DistributedDataParallel) -> None:
         if getattr(ddp, "mixed_precision", None) is not None:

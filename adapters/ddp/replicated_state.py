@@ -6,12 +6,13 @@ from typing import Any
 import torch
 
 from ...processor import tree
-from ...processor.optimizer_state import OptimizerState
+from ...processor.optimizer_state import OptimizerState, is_plain
 from ...processor.prefault import PrefaultedMemory, aligned
 from ...processor.registry import Registry
 from ...processor.shard import Shard
+from ...processor.shard_layout import Extent, ShardLayout
 from ...processor.whole_state import SHARD_ID
-from ...protocol.errors import RecoveryError
+from ...protocol.errors import ConfigurationError, RecoveryError
 
 ENTRIES = 8  # tensors that optimizers keep for each parameter; with more of them the last ones are allocated late
 
@@ -40,6 +41,41 @@ class ReplicatedState:
         own = {name: OptimizerState(name, each) for name, each in registry.optimizers.items()}
         self._optimizers = own if optimizers is None else optimizers
         self._room: PrefaultedMemory | None = None  # from `expect` until `adopt`
+
+    def layout(self) -> ShardLayout:
+        """Return what the tensors of this shard are called outside of midstep, and where its pieces lie in them.
+
+        Raises ConfigurationError for optimizer state that has no such names.
+        """
+        modules = self._registry.modules
+        every = [
+            (each, (name, path))
+            for name, module in modules.items()
+            for path, each in module.named_parameters(remove_duplicate=False)
+        ]
+        names: dict[int, list[tuple[str, str]]] = {}
+        for each, place in every:
+            names.setdefault(id(each), []).append(place)
+        parameters = {
+            name: {path: self.extent_of(each, tuple(other for module, other in names[id(each)][1:] if module == name))
+                   for path, each in named.items()}
+            for name, named in self._registered().items()
+        }  # fmt: skip
+        optimizers = {
+            name: [[_named(name, each, names) for each in group["params"]] for group in optimizer.param_groups]
+            for name, optimizer in self._registry.optimizers.items()
+        }
+        for name, optimizer in self._registry.optimizers.items():
+            if not is_plain(optimizer):
+                raise ConfigurationError(
+                    f"checkpoint.format: dcp names an optimizer's state by its parameters, and {name} has a state_dict "
+                    "of its own. Leave the format as it is: safetensors"
+                )
+        return ShardLayout(parameters, optimizers)
+
+    def extent_of(self, parameter: torch.Tensor, also: tuple[str, ...]) -> Extent:
+        """Return where this rank's piece of a parameter lies in the whole of it."""
+        return Extent(tuple(parameter.shape), (0,) * parameter.ndim, also=also)
 
     def open(self) -> Shard:
         """Open this rank's state as a source. Raises UnsupportedState for what cannot be carried."""
@@ -106,9 +142,13 @@ class ReplicatedState:
             state.adopt(content["optimizers"][name])
         self._leave_room()
 
+    def _registered(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the parameters of this shard, as they are registered with the optimizers."""
+        return {name: dict(module.named_parameters()) for name, module in self._registry.modules.items()}
+
     def _parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return the live tensors of parameters, by module and name."""
-        return {name: dict(module.named_parameters()) for name, module in self._registry.modules.items()}
+        return self._registered()
 
     def _take_room(self, size_bytes: int) -> None:
         self._leave_room()
@@ -149,3 +189,13 @@ def _require_same(kind: str, arrived: dict[str, Any], here: Mapping[str, Any]) -
             f"{kind} differ between ranks: only at the source {only_there}, only here {only_here}; do all ranks run "
             "the same script?"
         )
+
+
+def _named(optimizer: str, parameter: torch.Tensor, names: Mapping[int, list[tuple[str, str]]]) -> tuple[str, str]:
+    found = names.get(id(parameter))
+    if found is None:
+        raise ConfigurationError(
+            f"checkpoint.format: dcp names an optimizer's state by its parameters, and {optimizer} has one of no "
+            "registered module. Register its module with the train state"
+        )
+    return found[0]

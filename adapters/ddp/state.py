@@ -18,6 +18,7 @@ from ...processor.building import check_registered
 from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...processor.registry import Registry, by_name
 from ...processor.shard import Shard
+from ...processor.shard_layout import ShardLayout
 from ...processor.values import as_value
 from ...processor.whole_state import WholeState
 from ...protocol.errors import ConfigurationError, RecoveryError, StateUnreadable
@@ -164,6 +165,22 @@ class TrainState(WholeState):
         """Allocate memory ahead of time for what the replicated shard adds to this rank's state."""
         self._replicated.expect(size_bytes)
 
+    def layout(self, shard_id: str) -> ShardLayout:
+        """Return what the tensors of the replicated shard are called outside of midstep."""
+        return self._replicated.layout()
+
+    def buffers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the buffers that a module's `state_dict` has, by module and path."""
+        return {
+            name: {
+                f"{place}.{each}" if place else each: buffer.detach()
+                for place, layer in module.named_modules()
+                for each, buffer in layer._buffers.items()
+                if buffer is not None and each not in layer._non_persistent_buffers_set
+            }
+            for name, module in self.registry.modules.items()
+        }
+
     @property
     def changes_in_updates_alone(self) -> bool:
         """True: parameters and optimizer state are its tensors. Buffers, which a forward pass changes, are not."""
@@ -191,12 +208,15 @@ class TrainState(WholeState):
         captured = tree.unpack(blob)
         if not (isinstance(captured, dict) and captured.keys() == {"own", "buckets"}):
             raise StateUnreadable("the captured state is none of a TrainState")
-        if captured["buckets"].keys() != self._layouts.keys():
+        buckets = captured["buckets"]
+        if not buckets or not self._layouts:  # a checkpoint that was written with other wrappers around the model
+            buckets = dict.fromkeys(self._layouts, BucketLayout.AT_START)
+        if buckets.keys() != self._layouts.keys():
             raise RecoveryError(
                 f"the captured state has DDP modules {sorted(captured['buckets'])}, this rank has "
                 f"{sorted(self._layouts)}; do all ranks run the same script?"
             )
-        for name, layout in captured["buckets"].items():
+        for name, layout in buckets.items():
             self._layouts[name].expect(layout)
         self.registry.restore_local(captured["own"])
 

@@ -241,3 +241,19 @@ def _reset_group(group: Any) -> None:
                 if getattr(parameter, name, None) is not None:
                     setattr(parameter, name, None)
     group._sharded_state = type(group._sharded_state).SHARDED
+
+
+def offsets_of(parameter: Any) -> tuple[int, ...]:
+    """Return where this rank's piece of a sharded parameter begins in the whole of it.
+
+    Raises ConfigurationError where the piece is not one block of it.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    if tuple(shape) != tuple(parameter._local_tensor.shape):
+        raise ConfigurationError(
+            f"checkpoint.format: dcp cannot name a piece of {list(parameter._local_tensor.shape)} of a parameter that "
+            f"is {list(parameter.shape)} and placed as {parameter.placements}. Leave the format as it is: safetensors"
+        )
+    return tuple(offsets)

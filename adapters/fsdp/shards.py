@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from ...processor.optimizer_state import OptimizerState
 from ...processor.registry import Registry
+from ...processor.shard_layout import Extent
 from ...protocol.errors import UnsupportedState
 from ..ddp.replicated_state import ReplicatedState
+from .compatibility import offsets_of
 
 _MOST_NAMED = 4  # ranks in the name of a shard
 Ranks = tuple[int, ...]
@@ -47,6 +49,15 @@ class Piece(ReplicatedState):
     def versions(self) -> int:
         """Return a number that is another one when a parameter was written to."""
         return sum(each._version + local(each)._version for named in self._sharded.values() for each in named.values())
+
+    def extent_of(self, parameter: torch.Tensor, also: tuple[str, ...]) -> Extent:
+        """Return where this rank's piece of a parameter lies in the whole of it."""
+        if not isinstance(parameter, DTensor):
+            return super().extent_of(parameter, also)
+        return Extent(tuple(parameter.shape), offsets_of(parameter), sharded=True, also=also)
+
+    def _registered(self) -> ByModule:
+        return self._sharded
 
     def _parameters(self) -> ByModule:
         return {name: {path: local(each) for path, each in named.items()} for name, named in self._sharded.items()}

@@ -18,7 +18,8 @@ from ...processor.injection_points import fire_in_backward_of_layers, fire_in_fo
 from ...processor.registry import by_name
 from ...processor.runtime import Runtime
 from ...processor.shard import Shard
-from ...protocol.errors import CheckpointError, RecoveryError
+from ...processor.shard_layout import ShardLayout
+from ...protocol.errors import RecoveryError
 from ...protocol.types import InjectionPoint, ShardHold
 from ..ddp.state import TrainState, without_ddp
 from ..process_groups import walk_groups
@@ -103,11 +104,9 @@ class ShardedTrainState(TrainState):
         """Allocate memory ahead of time for what a shard adds to this rank's state."""
         self._piece(shard_id).expect(size_bytes)
 
-    def adopt_local(self, blob: bytes, *, random_numbers: bool) -> None:
-        """Refuse the state of a world of another size, which was cut into other pieces."""
-        raise CheckpointError(
-            "the checkpoint was written by another number of ranks: a sharded model cannot be divided again among these"
-        )
+    def layout(self, shard_id: str) -> ShardLayout:
+        """Return what the tensors of a shard are called outside of midstep, and where its pieces lie in them."""
+        return self._piece(shard_id).layout()
 
     def rolled_back(self, step: int) -> None:
         """Drop gradients, also those that were accumulated and not reduced."""

@@ -1,7 +1,8 @@
 """Checkpoints on a file system that all nodes share: the last resort when every copy of a state is gone.
 
 `<directory>/step-00000120/` holds a safetensors file for each shard, `own-<rank>.bin` for each rank and
-`manifest.json` with sizes and checksums. All parts are written into `step-00000120.tmp-<attempt>/` and brought to the
+`manifest.json` with sizes and checksums; or the files of torch.distributed.checkpoint instead of safetensors, see
+`dcp.py`. All parts are written into `step-00000120.tmp-<attempt>/` and brought to the
 disk; the folder gets its name when all of them are there. So a folder with the plain name is complete, whatever died
 in between. Nothing that is read here can run code.
 
@@ -14,7 +15,6 @@ header lies in its metadata. It is written by hand because the library makes a s
 
 import base64
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -30,8 +30,8 @@ from ...communicators import host_memory
 from ...communicators.host_memory import memory_of
 from ...protocol.errors import CheckpointError, RecoveryError, StateUnreadable
 from .. import tree
-from ..framework import Framework, OpenShard
-from . import files
+from ..framework import Framework, OpenShard, Portable
+from . import dcp, dcp_loading, files
 from .entries import complete_steps as complete_steps
 from .entries import forget_after as forget_after
 from .entries import move_aside, note_latest
@@ -69,6 +69,17 @@ def save_shard(directory: str | Path, step: int, shard_id: str, shard: OpenShard
     return _save(directory, step, attempt, shard_name(shard_id), lambda file: write_shard(file, shard))
 
 
+def save_portable(
+    directory: str | Path, step: int, name: str, shard_id: str, framework: Portable, *, attempt: str = ATTEMPT
+) -> int:
+    """Write a shard as torch.distributed.checkpoint has it, into a file of this name; returns its bytes.
+
+    Raises CheckpointError; what existed is untouched.
+    """
+    shard, layout = framework.open_shard(shard_id), framework.layout(shard_id)
+    return _save(directory, step, attempt, name, lambda file: dcp.write_shard(file, shard, layout, framework.buffers()))
+
+
 def save_local(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
     """Write a rank's local state as a part of a checkpoint; returns its bytes. Raises CheckpointError."""
     return _save(directory, step, attempt, files.own_name(rank), lambda file: file.write(blob))
@@ -90,7 +101,8 @@ def publish(
     unfinished, final = _unfinished(directory, step, attempt), files.step_directory(directory, step)
     with files.told(f"make the checkpoint {final} complete"):
         written = {path.name.removesuffix(files.RECORD) for path in unfinished.glob(f"*{files.RECORD}")}
-        shards = sorted(name for name in written if name.endswith(files.SHARD)) or [f"*{files.SHARD}"]
+        portable = sorted((name for name in written if name.endswith(dcp.SUFFIX)), key=dcp.order_of)
+        shards = portable or sorted(name for name in written if name.endswith(files.SHARD)) or [f"*{files.SHARD}"]
         if shard_ids is not None:
             shards = [shard_name(shard_id) for shard_id in shard_ids]
         names = [*shards, *map(files.own_name, range(world_size))]
@@ -104,10 +116,12 @@ def publish(
             name: files.read_record(unfinished / (name + files.RECORD), files.Part, files.MOST_MANIFEST_BYTES)
             for name in names
         }
+        if portable:
+            metadata = dcp.metadata_of({name: parts[name].items for name in portable})
+            parts[files.METADATA] = _write_beside(unfinished / files.METADATA, metadata)
+            parts = {name: files.Part(part.size_bytes, part.checksum) for name, part in parts.items()}
         manifest = msgspec.json.encode(files.Manifest(files.FORMAT, step, world_size, parts))
-        with contextlib.closing(HashedFile(unfinished / files.MANIFEST)) as file:
-            file.write(msgspec.json.format(manifest, indent=1))
-            file.finish()
+        _write_beside(unfinished / files.MANIFEST, msgspec.json.format(manifest, indent=1))
         for name in names:
             (unfinished / (name + files.RECORD)).unlink()
         _sync(unfinished)
@@ -128,7 +142,18 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
     Raises CheckpointError when the file is missing or damaged, RecoveryError when it is not for this model. A damaged
     checkpoint is marked, so that `complete_steps` no longer offers it and the next attempt takes an older one.
     """
-    path = files.step_directory(directory, step) / shard_name(shard_id)
+    place = files.step_directory(directory, step)
+    path = place / shard_name(shard_id)
+    with files.told(f"read {place}"):
+        parts = _manifest(place).parts if _is_own(place) else None
+    if parts is None or files.METADATA in parts:
+        if not isinstance(framework, Portable):
+            raise CheckpointError(
+                f"{place} was written by torch.distributed.checkpoint, which a {type(framework).__name__} does not "
+                "read. Give the job another checkpoint.directory"
+            )
+        with files.told(f"read {place}"), _marking_damage(place):
+            return dcp_loading.load_shard(place, shard_id, framework, parts)
     with files.told(f"read {path}"):
         part = _expected(path)
     with files.told(f"read {path}"), _marking_damage(path.parent):
@@ -143,11 +168,14 @@ def load_shard(directory: str | Path, step: int, shard_id: str, framework: Frame
     return part.size_bytes
 
 
-def world_size_of(directory: str | Path, step: int) -> int:
-    """Return how many ranks wrote the checkpoint of a step. Raises CheckpointError when it cannot be read."""
+def world_size_of(directory: str | Path, step: int) -> int | None:
+    """Return how many ranks wrote the checkpoint of a step. Raises CheckpointError when it cannot be read.
+
+    None: it was written by torch alone, and has no rank-local states.
+    """
     path = files.step_directory(directory, step) / files.MANIFEST
     with files.told(f"read {path}"):
-        return _manifest(path.parent).world_size
+        return _manifest(path.parent).world_size if _is_own(path.parent) else None
 
 
 def load_local(directory: str | Path, step: int, rank: int) -> bytes:
@@ -184,7 +212,24 @@ def _unfinished(directory: str | Path, step: int, attempt: str) -> Path:
     return final.with_name(f"{final.name}.tmp-{attempt}")
 
 
-def _save(directory: str | Path, step: int, attempt: str, name: str, write: Callable[["HashedFile"], None]) -> int:
+def _is_own(place: Path) -> bool:
+    """Return whether midstep has written a directory, and not torch alone. Raises OSError."""
+    return files.holds_own_files(place) or not (place / files.METADATA).exists()
+
+
+def _write_beside(path: Path, data: bytes) -> files.Part:
+    """Write a file of a checkpoint that is being made complete, whose parts are all there. Raises OSError.
+
+    What an attempt of that name has left, which was ended in the middle of this, is replaced.
+    """
+    path.unlink(missing_ok=True)
+    with contextlib.closing(files.HashedFile(path)) as file:
+        file.write(data)
+        written = file.finish()
+    return files.Part(written.size_bytes, written.checksum)
+
+
+def _save(directory: str | Path, step: int, attempt: str, name: str, write: Callable[[files.HashedFile], Any]) -> int:
     """Write a part, and beside it what it should be, for the rank that writes the manifest; returns its bytes.
 
     Each first gets a name of its own: the local state of a rank is written by that rank and, in an emergency,
@@ -195,14 +240,14 @@ def _save(directory: str | Path, step: int, attempt: str, name: str, write: Call
         files.make_own_directory(path.parent)
         draft = files.draft_of(path)
         try:
-            with contextlib.closing(HashedFile(draft)) as file:
-                write(file)
+            with contextlib.closing(files.HashedFile(draft)) as file:
+                items = write(file)
                 written = file.finish()
             draft.replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        record = msgspec.json.encode(files.Part(written.size_bytes, written.checksum))
+        record = msgspec.json.encode(files.Part(written.size_bytes, written.checksum, items or ()))
         files.write_whole(path.with_name(name + files.RECORD), record, partial=files.draft_of(path))
     return written.size_bytes
 
@@ -260,7 +305,10 @@ def _marking_damage(place: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         try:
-            files.mark_damaged(place, str(error))
+            if _is_own(place):
+                files.mark_damaged(place, str(error))
+            else:
+                files.mark_foreign_damage(place, str(error))
         except OSError as refused:
             text = f"{error}; it could not be marked as damaged, and will be tried again: {refused}"
             raise CheckpointError(text) from error
@@ -275,49 +323,13 @@ def _sync(place: Path) -> None:
         os.close(descriptor)
 
 
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """A file that has reached the disk: its size and checksum."""
-
-    size_bytes: int
-    checksum: str
-
-
 class _Place(msgspec.Struct, frozen=True):
     """The place of a tensor in the file, after the index."""
 
     data_offsets: tuple[int, int]
 
 
-class HashedFile:
-    """A file that is hashed while it is written; synced to the disk by `finish`."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = files.create(path)
-        self._hash = xxhash.xxh3_64()
-        self._size_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write all of it."""
-        left = memoryview(data)
-        while left:
-            piece = left[:_PIECE_BYTES]
-            count = self._file.write(piece)
-            self._hash.update(piece[:count])
-            self._size_bytes += count
-            left = left[count:]
-
-    def finish(self) -> Written:
-        """Bring it to the disk."""
-        os.fsync(self._file.fileno())
-        return Written(self._size_bytes, self._hash.hexdigest())
-
-    def close(self) -> None:
-        """Close it, finished or not."""
-        self._file.close()
-
-
-def write_shard(file: HashedFile, shard: OpenShard) -> None:
+def write_shard(file: files.HashedFile, shard: OpenShard) -> None:
     """Write a shard; its tensors are not copied unless they lie on a device."""
     names = getattr(shard, "names", None) or [f"tensor.{index:06d}" for index in range(len(shard.tensors))]
     index: dict[str, Any] = {_METADATA: {HEADER_KEY: base64.b64encode(shard.header).decode()}}

@@ -9,6 +9,7 @@ while, as file servers come back, then says why, and the controller decides what
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ import msgspec
 from ...protocol.errors import CheckpointError
 from ...protocol.types import CheckpointTrace
 from . import files
+from .dcp_metadata import Index, check_files, read_index
 
 LATEST = "latest.json"
 MOST_LATEST_BYTES = 4096
@@ -60,16 +62,17 @@ def complete_steps(directory: str | Path) -> tuple[int, ...]:
     return look_into(directory).complete
 
 
-def look_into(directory: str | Path, most: int | None = None) -> Entries:
+def look_into(directory: str | Path, most: int | None = None, *, foreign: bool = False) -> Entries:
     """Look at each entry, the newest first, up to `most` complete checkpoints.
 
+    `foreign`: directories that torch.distributed.checkpoint alone has written are checkpoints, too.
     Raises CheckpointError when the directory exists and cannot be listed.
     """
     complete: list[int] = []
     unusable: list[str] = []
     for step in reversed(_steps(_names(directory))):
         place = files.step_directory(directory, step)
-        problem = _problem(place)
+        problem = _problem(place, foreign=foreign)
         if problem == "":
             complete.append(step)
         elif problem is not None:
@@ -111,19 +114,22 @@ def prune(directory: str | Path, keep: int, *, written: int | None = None) -> tu
 def forget_after(directory: str | Path, step: int, label: str) -> None:
     """Remove the checkpoints of later steps: the job has gone back, and takes another way from here.
 
-    Those that cannot be read now might be read later, so they get other names. In repair, on the rank that publishes.
-    What cannot be changed is logged and left. Raises CheckpointError when the directory cannot be listed.
+    Those that cannot be read now might be read later, so they get other names; and so do those that torch has written.
+    In repair, on the rank that publishes. What cannot be changed is logged and left.
+    Raises CheckpointError when the directory cannot be listed.
     """
     for later in _steps(_names(directory)):
         place = files.step_directory(directory, later)
-        problem = _problem(place) if later > step else None
-        if problem == "":
-            _remove([place])
-        elif problem is not None:
-            try:
+        problem = _problem(place, foreign=True) if later > step else None
+        if problem is None:
+            continue
+        try:
+            if problem == "" and files.holds_own_files(place):
+                _remove([place])
+            else:
                 move_aside(place, label)
-            except OSError as error:
-                files.warn_once(f"cannot give {place} another name: {error}")
+        except OSError as error:
+            files.warn_once(f"cannot give {place} another name: {error}")
 
 
 def set_aside(directory: str | Path, label: str) -> None:
@@ -135,7 +141,7 @@ def set_aside(directory: str | Path, label: str) -> None:
     with files.told(f"set the checkpoints of an earlier training in {directory} aside"):
         for step in _steps(_names(directory)):
             place = files.step_directory(directory, step)
-            if _problem(place) is not None:
+            if _problem(place, foreign=True) is not None:
                 move_aside(place, label)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             (Path(directory) / LATEST).unlink()
@@ -165,8 +171,8 @@ def _steps(names: Iterable[str]) -> list[int]:
     return sorted(step for name, step in known.items() if files.step_directory("", step).name == name)
 
 
-def _problem(place: Path) -> str | None:
-    """Say why an entry is no checkpoint that can be read; empty: it is one; None: it is not midstep's."""
+def _problem(place: Path, *, foreign: bool) -> str | None:
+    """Say why an entry is no checkpoint that can be read; empty: it is one; None: it is not midstep's, or torch's."""
     try:
         mode = place.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -174,7 +180,7 @@ def _problem(place: Path) -> str | None:
         if not stat.S_ISDIR(mode):
             files.warn_once(f"{place} is no directory, so midstep has not written it")
             return None
-        return _incomplete(place)
+        return _incomplete(place, foreign=foreign)
     except FileNotFoundError:  # removed since the directory was listed
         return None
     except CheckpointError as error:
@@ -183,13 +189,15 @@ def _problem(place: Path) -> str | None:
         return f"it cannot be read: {error}"
 
 
-def _incomplete(place: Path) -> str | None:
+def _incomplete(place: Path, *, foreign: bool) -> str | None:
     try:
         manifest = files.read_manifest(place)
     except FileNotFoundError:
         if os.path.lexists(place / files.DAMAGED):
             return f"it was found to be damaged, and has {files.DAMAGED} since"
-        return f"it has no {files.MANIFEST}" if files.holds_own_files(place) else None
+        if files.holds_own_files(place):
+            return f"it has no {files.MANIFEST}"
+        return _foreign_problem(place) if foreign else None
     for name, part in manifest.parts.items():
         try:
             found = (place / name).lstat()
@@ -198,6 +206,23 @@ def _incomplete(place: Path) -> str | None:
         if not stat.S_ISREG(found.st_mode) or found.st_size != part.size_bytes:
             return f"{name} is no file of {part.size_bytes} bytes"
     return ""
+
+
+def _foreign_problem(place: Path) -> str | None:
+    """Say why a directory that torch alone has written cannot be read; None: it is no such directory."""
+    try:
+        found = (place / files.METADATA).lstat()
+    except FileNotFoundError:
+        return None
+    if os.path.lexists(place / files.FOREIGN_DAMAGE):
+        return f"it was found to be damaged, see {files.FOREIGN_DAMAGE} in it"
+    check_files(place, _index(place, found.st_ino, found.st_mtime_ns, found.st_size))
+    return ""
+
+
+@functools.lru_cache(maxsize=16)
+def _index(place: Path, *_state: int) -> Index:
+    return read_index(place)
 
 
 def _completed_before(path: Path) -> list[str]:
@@ -228,6 +253,7 @@ def survey(
     directory: str | None,
     patience_s: float,
     *,
+    foreign: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[tuple[int, ...], CheckpointTrace]:
@@ -237,7 +263,7 @@ def survey(
     end_s, wait_s = clock() + patience_s, _FIRST_WAIT_S
     while True:
         try:
-            entries = look_into(directory, MOST_REPORTED)
+            entries = look_into(directory, MOST_REPORTED, foreign=foreign)
             break
         except CheckpointError as error:
             if clock() + wait_s > end_s:

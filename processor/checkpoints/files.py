@@ -10,6 +10,7 @@ and the ranks' local states must be those of its world, no more and no fewer.
 """
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import logging
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, BinaryIO, TypeVar
 
 import msgspec
+import xxhash
 
 from ...protocol.errors import CheckpointError
 
@@ -34,15 +36,18 @@ RECORD = ".part.json"
 MARK = "world.json"  # of the world that completes checkpoints here, see Fence
 _DRAFT = ".part.new"
 SHARD = ".safetensors"
+METADATA = ".metadata"  # of torch.distributed.checkpoint (DCP), whose files have the names that torch gives them
+FOREIGN_DAMAGE = "midstep-found-damage.txt"  # in a directory that midstep has not written
 MOST_DAMAGE_BYTES = 4096
 MOST_MANIFEST_BYTES = 64 << 20  # a hundred thousand ranks take a tenth of it
-_PART = rf"(?:own-\d{{1,9}}\.bin|[A-Za-z0-9._-]+{re.escape(SHARD)})"
+_PART = rf"(?:own-\d{{1,9}}\.bin|[A-Za-z0-9._-]+{re.escape(SHARD)}|__\d{{1,9}}_\d{{1,9}}\.distcp|{re.escape(METADATA)})"
 _BESIDE = r"(?:\.part\.json|\.[0-9a-f]{8}\.part\.new)"  # its record, or a draft
 _MANIFESTS = "|".join(map(re.escape, (MANIFEST, DAMAGED, DAMAGE)))
 _OWN_FILE = re.compile(rf"{_MANIFESTS}|{_PART}{_BESIDE}?")
 _ONLY_OURS = re.compile(rf"{_MANIFESTS}|own-\d{{1,9}}\.bin(?:\.part\.json)?")
 _PART_NAME = re.compile(_PART)
 _log = logging.getLogger("midstep")
+_PIECE_BYTES = 8 << 20
 FORMAT = 1
 MOST_RANKS = 1 << 20
 MOST_STEPS = 10**15
@@ -66,7 +71,7 @@ def told(doing: str) -> Iterator[None]:
 
 
 def is_part(name: str) -> bool:
-    """Return whether a file of a checkpoint can have this name: that of a shard or of a rank-local state."""
+    """Return whether a file of a checkpoint can have this name: that of a shard, of a rank-local state, or DCP's."""
     return _PART_NAME.fullmatch(name) is not None
 
 
@@ -150,11 +155,11 @@ def holds_own_files(place: Path) -> bool:
 def remove_checkpoint(place: Path) -> None:
     """Remove what midstep has written into a directory, and the directory when it is empty then.
 
-    The manifest goes first: what is half removed must not look complete. Raises OSError.
+    What says that it is complete goes first: what is half removed must not look complete. Raises OSError.
     """
     descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        names = sorted(os.listdir(descriptor), key=lambda name: name != MANIFEST)
+        names = sorted(os.listdir(descriptor), key=lambda name: (name != MANIFEST, name != METADATA))
         for name in filter(_OWN_FILE.fullmatch, names):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)
@@ -163,11 +168,30 @@ def remove_checkpoint(place: Path) -> None:
     place.rmdir()
 
 
-class Part(msgspec.Struct, frozen=True):
-    """One file of a checkpoint."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Counts = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
+_Key = tuple[str | int, ...]
 
-    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """One part of a tensor, or a value without shape, in a file of a DCP directory. `also`: other names of it."""
+
+    path: _Key
+    start: _Count
+    size_bytes: _Count
+    shape: _Counts | None = None  # of the whole tensor
+    dtype: str = ""
+    offsets: _Counts = ()
+    sizes: _Counts = ()
+    also: tuple[_Key, ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file of a checkpoint. `items`: what is in a file of DCP, until the checkpoint is complete."""
+
+    size_bytes: _Count
     checksum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # xxh3, 64 bit, hexadecimal
+    items: tuple[Item, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -207,6 +231,12 @@ def mark_damaged(place: Path, found: str) -> None:
         (place / MANIFEST).rename(place / DAMAGED)
 
 
+def mark_foreign_damage(place: Path, found: str) -> None:
+    """Have a directory that midstep has not written be passed over from now on. Idempotent. Raises OSError."""
+    with contextlib.suppress(FileExistsError), create(place / FOREIGN_DAMAGE) as file:
+        file.write(found.encode(errors="backslashreplace")[:MOST_DAMAGE_BYTES])
+
+
 def damage_of(place: Path) -> str | None:
     """Return what was found in a checkpoint that is marked as damaged; None if it is not marked."""
     if not os.path.lexists(place / DAMAGED):
@@ -241,3 +271,44 @@ def _wrong(manifest: Manifest, place: Path) -> str:
     if any(part is not None and part.size_bytes > MOST_OWN_BYTES for part in own):
         return f"it names a rank-local state of more than {MOST_OWN_BYTES} bytes"
     return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A file that has reached the disk: its size and checksum."""
+
+    size_bytes: int
+    checksum: str
+
+
+class HashedFile:
+    """A file that is hashed while it is written; synced to the disk by `finish`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = create(path)
+        self._hash = xxhash.xxh3_64()
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How much was written."""
+        return self._size_bytes
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write all of it."""
+        left = memoryview(data)
+        while left:
+            piece = left[:_PIECE_BYTES]
+            count = self._file.write(piece)
+            self._hash.update(piece[:count])
+            self._size_bytes += count
+            left = left[count:]
+
+    def finish(self) -> Written:
+        """Bring it to the disk."""
+        os.fsync(self._file.fileno())
+        return Written(self._size_bytes, self._hash.hexdigest())
+
+    def close(self) -> None:
+        """Close it, finished or not."""
+        self._file.close()

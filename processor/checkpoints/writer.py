@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ...protocol.errors import CheckpointError
+from ...protocol.errors import CheckpointError, ConfigurationError
+from ...protocol.types import CheckpointFormat
+from ..framework import Portable
 from . import archive
+from .dcp import file_name, import_torch
 from .files import MARK, make_directory, read_record, told, warn_if_open, write_whole
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class CheckpointWriter:
         self._settings = runtime.settings
         self._pending: tuple[int, str] | None = None  # step and attempt
         self._fence: Fence | None = None  # where this rank makes checkpoints complete
+        self._portable = self._portable_framework()
 
     def take_over(self, generation: int) -> None:
         """Mark the directory: from here on checkpoints of this generation count, and no others.
@@ -117,6 +121,25 @@ class CheckpointWriter:
         except CheckpointError as error:
             return self._directory, str(error)
 
+    def _portable_framework(self) -> Portable | None:
+        """Return the framework if its checkpoints are directories of torch.distributed.checkpoint.
+
+        Raises ConfigurationError where the policy asks for those, and the state has no names that torch knows.
+        """
+        framework = self._framework
+        if self._settings.checkpoint_format is not CheckpointFormat.DCP:
+            return None
+        if not isinstance(framework, Portable):
+            raise ConfigurationError(
+                f"checkpoint.format: dcp in the policy asks for torch.distributed.checkpoint, for which a "
+                f"{type(framework).__name__} has no names. Leave it out: checkpoints are safetensors then"
+            )
+        for hold in framework.shards():
+            framework.layout(hold.shard_id)
+        if self._runtime.rank == PUBLISHER:
+            import_torch()
+        return framework
+
     def _attempt(self, generation: int) -> str:
         return f"{self._runtime.job}-g{generation}"
 
@@ -131,7 +154,11 @@ class CheckpointWriter:
         own = self._runtime.local_states.read(self._runtime.rank, step)
         if own is None:
             raise CheckpointError(f"rank {self._runtime.rank} has no copy of its local state as of step {step}")
-        for shard_id in shards:
+        for number, shard_id in enumerate(shards):
+            if self._portable is not None:
+                name = file_name(self._runtime.rank, number)
+                archive.save_portable(self._directory, step, name, shard_id, self._portable, attempt=attempt)
+                continue
             archive.save_shard(self._directory, step, shard_id, self._framework.open_shard(shard_id), attempt=attempt)
         # Comes last: that all rank-local states are there proves that all shards are, when it is published.
         archive.save_local(self._directory, step, self._runtime.rank, own, attempt=attempt)

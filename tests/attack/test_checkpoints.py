@@ -19,6 +19,7 @@ from midstep.processor.checkpoints import archive
 from midstep.processor.checkpoints.files import MARK
 from midstep.processor.checkpoints.writer import CheckpointWriter, Fence
 from midstep.protocol.errors import CheckpointError
+from midstep.protocol.types import JobSettings
 
 from .attack import attack
 
@@ -260,7 +261,7 @@ class Writer:
     """Rank 0 of a job with one rank, as far as its checkpoints go."""
 
     def __init__(self, directory: Path, *, keep: int) -> None:
-        settings = SimpleNamespace(checkpoint_directory=str(directory), checkpoint_every_steps=10, checkpoint_keep=keep)
+        settings = JobSettings(checkpoint_directory=str(directory), checkpoint_every_steps=10, checkpoint_keep=keep)
         local_states = SimpleNamespace(read=lambda rank, step: b"own")
         runtime: Any = SimpleNamespace(
             settings=settings, rank=0, job="gpt", node="node0", generation=1, world_size=1, local_states=local_states

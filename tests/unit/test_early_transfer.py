@@ -19,6 +19,7 @@ from midstep.processor.transfer import EarlyTransfers
 from midstep.protocol.errors import ChecksumMismatch, CommunicatorAborted, CommunicatorFailed, RecoveryError
 from midstep.protocol.messages import Rejoin
 from midstep.protocol.types import (
+    JobSettings,
     LocalStateTransfer,
     Rendezvous,
     RepairLinks,
@@ -148,7 +149,7 @@ class Process:
             communicator=self.communicator,
             callbacks=Callbacks(self.rank, self.lifecycle),
             device=SimpleNamespace(rebuilt=lambda: None),
-            settings=SimpleNamespace(link_up_s=5.0, checkpoint_directory=None),
+            settings=JobSettings(link_up_s=5.0),
             step_clock=SimpleNamespace(generation=lambda _: None),
             local_states=SimpleNamespace(read=lambda rank, step: b"state of %d" % rank),
             black_box=SimpleNamespace(copies=tuple),

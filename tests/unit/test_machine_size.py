@@ -25,8 +25,9 @@ NOUNS = "protocol"
 # Audits are 6 more of the policy, and of the same topic; 8 nouns.
 # Rules on reported values: a file and 225 lines (a topic, 35 of the plan, 20 of the policy), a file and 146 of nouns.
 # A policy that changes while the job runs: the file of what may change (92 lines), and 50 more.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 35, 9642, 9
-MOST_NOUN_FILES, MOST_NOUN_LINES = 13, 2554
+# The format of checkpoints: 2 lines of the policy, 8 of nouns.
+MOST_FILES, MOST_LINES, MOST_LEVELS = 35, 9644, 9
+MOST_NOUN_FILES, MOST_NOUN_LINES = 13, 2562
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 115
 
 

@@ -261,7 +261,7 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
         open_shard=lambda name: SimpleNamespace(tensors=shards[name]),
     )
     box = SimpleNamespace(copies=tuple)
-    settings = SimpleNamespace(checkpoint_directory=None)
+    settings = SimpleNamespace(checkpoint_directory=None, checkpoint_format="safetensors")
     runtime: Any = SimpleNamespace(device=device, connected=True, black_box=box, settings=settings)
     nothing: Any = None
     step_state = StepState(clean=True)
