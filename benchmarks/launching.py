@@ -89,7 +89,7 @@ def _run(command: list[str], limit_s: float, environment: dict[str, str] | None 
     try:
         output, _ = process.communicate(timeout=limit_s)
     except BaseException as error:
-        output = _end(process)
+        output = end(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise JobFailed(f"{_name(command)}: not done in {limit_s:g} s\n{_tail(output)}") from None
         raise
@@ -97,7 +97,7 @@ def _run(command: list[str], limit_s: float, environment: dict[str, str] | None 
         raise JobFailed(f"{_name(command)}: exit code {process.returncode}\n{_tail(output)}")
 
 
-def _end(process: "subprocess.Popen[str]") -> str:
+def end(process: "subprocess.Popen[str]") -> str:
     """End a launcher as an operator would, so that it clears its job away; then, if need be, at once."""
     descendants = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from ...controller.endpoints.metrics_server import is_loopback
+from ...launch.directories import base_directory, jobs
 from ...launch.job import POLICY_NAME
 from ...launch.reached_job import HereJob, ReachedJob, look, reached
 from ...policies.files import load_policy, render
@@ -24,11 +25,13 @@ from ...protocol.errors import CheckpointError, ConfigurationError, MidstepError
 from ...protocol.identities import Role
 from ...protocol.private_files import read_secret
 from ...protocol.rank_logs import end_of_log, output_log
+from ...protocol.wording import count
 from ..bundle import bundle_of
 from ..display.plain import echo, log_to_stderr
 from ..frame import Command, operator_options
 from ..orders import ASK_S
 from ..what_if import can_create, policy_of
+from .jobs import JobAccess, JobList, PagedJobs, named_job
 from .sections import Checkpoint, Looked
 from .sentence import sentence
 
@@ -82,12 +85,14 @@ def token_of(role: Role) -> Callable[[_Command], _Command]:
 @click.option(
     "--tls-key", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The certificate's key (PEM)."
 )
+@click.option("--all", "all_jobs", is_flag=True, help="Serve a list of all jobs in $MIDSTEP_HOME, and a page of each.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)  # `midstep run --page` holds the other end
 @operator_options
 def page(
     *,
     job: str | None,
     listen: str,
+    all_jobs: bool,
     until_input_ends: bool,
     viewers_token_file: Path | None,
     operators_token_file: Path | None,
@@ -105,13 +110,15 @@ def page(
     others it only shows.
 
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant. JOB/ROLE is one
-    role of a job of several. With --controller it is the job's whole name, and a token of any role will do.
+    role of a job of several. With --all it is a list of the jobs on this machine, each of which opens. With
+    --controller it is the job's whole name, and a token of any role will do.
 
     \b
     Examples:
       midstep page                    the latest job, at http://127.0.0.1:9410/
       midstep page --role operator    with buttons
       midstep page gpt --listen :0
+      midstep page --all              all jobs in one list
       midstep page --controller m0:29400 --token-file viewer.token
       midstep page --listen 10.0.0.5:9410 --viewers-token-file page.token --tls-certificate c.pem --tls-key k.pem
     """
@@ -123,25 +130,46 @@ def page(
     files = {Role.VIEWER: viewers_token_file, Role.OPERATOR: operators_token_file, Role.ADMIN: admins_token_file}
     tokens = {each: read_secret(file) for each, file in files.items() if file is not None}
     _require_safe(listen, host, tokens, tls_certificate, tls_key)
-    target = reached(job, controller, token_file)
-    _require_reach(target, {*tokens, Role(role)})
-    look_at = looker(target)
-    first = look_at()  # a wrong name or token is said now, and not to a browser
+    if all_jobs:
+        if job is not None or controller is not None:
+            raise click.UsageError("--all is for the jobs on this machine: leave out JOB and --controller.")
+        served, line = _of_all()
+    else:
+        served, line = _of_one(reached(job, controller, token_file), {*tokens, Role(role)})
     key = "" if role == Role.VIEWER else secrets.token_urlsafe(24)
     viewers, closed = tokens.pop(Role.VIEWER, ""), not is_loopback(host)
     others = (*tokens.items(), *([(Role(role), key)] if key else []))
     place = server.PagePlace(host, port, viewers, _text(tls_certificate), _text(tls_key), others, closed)
     with server.listening(place) as listener:
-        said = sentence(first.status, first.note)
         if not until_input_ends:
-            echo(f"{first.status.job}: {said.text}")
+            echo(line)
         _say_where(server.address(place, listener), role, key, until_input_ends)
         os.nice(NICENESS)
-        until = _input_ends() if until_input_ends else None
-        access = server.JobAccess(
-            look_at, lambda request: target.ask(request, ASK_S), lambda: bundle_of(target), log_of(target)
-        )
-        server.serve(access, place, listener, until)
+        server.serve(served, place, listener, _input_ends() if until_input_ends else None)
+
+
+def _of_one(target: ReachedJob, roles: set[Role]) -> tuple[PagedJobs, str]:
+    """Return what serves one job, and how it stands. Raises MidstepError, so that a wrong name is said at once."""
+    _require_reach(target, roles)
+    access = access_to(target)
+    first = access.look()
+    return PagedJobs(access), f"{first.status.job}: {sentence(first.status, first.note).text}"
+
+
+def _of_all() -> tuple[PagedJobs, str]:
+    base = base_directory()
+    many = len(jobs(base))
+    return (
+        PagedJobs(None, find=lambda name: access_to(named_job(name, base)), listing=JobList(base)),
+        f"{count(many, 'job')} in {base}",
+    )
+
+
+def access_to(target: ReachedJob) -> JobAccess:
+    """Return what the page asks of a job."""
+    return JobAccess(
+        looker(target), lambda request: target.ask(request, ASK_S), lambda: bundle_of(target), log_of(target)
+    )
 
 
 def _say_where(at: str, role: str, key: str, with_job: bool) -> None:

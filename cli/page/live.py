@@ -90,6 +90,11 @@ class LiveJob:
         finally:
             self._viewers.discard(viewer)
 
+    @property
+    def is_watched(self) -> bool:
+        """Tell whether it is open in a browser."""
+        return bool(self._viewers)
+
     def end(self) -> None:
         """End the streams of all viewers."""
         for viewer in self._viewers:

@@ -1,14 +1,13 @@
 """Serves the page: its files, the stream of what changes, the login where there is a token, and the buttons.
 
-Files are read at the start, and nothing else of the machine can be asked for but what `JobAccess` gives of the job.
+Files are read at the start, and nothing else of the machine can be asked for but what `JobAccess` gives of a job.
 """
 
 import asyncio
-import contextlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib import resources
 from urllib.parse import parse_qs
@@ -21,22 +20,21 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...controller.endpoints.control_requests import Accepted, Refused, Reply
+from ...controller.endpoints.control_requests import Accepted, Refused
 from ...controller.endpoints.control_requests import Request as OperatorRequest
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.identities import Role
-from ..bundle import SupportBundle
 from ..what_if import lines, what_if
 from .buttons import Press, WrongPress, request_of, told_buttons
+from .jobs import Ask, OpenJob, PagedJobs
 from .limits import MOST_CONNECTIONS, BoundedProtocol, Guard
-from .live import LiveJob
-from .sections import Looked, node_data
+from .sections import node_data
 from .sessions import COOKIE, SESSION_S, PageSession, Sessions, is_own
 
 MOST_LOGIN_BYTES = MOST_PRESS_BYTES = 8192
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 BUNDLE_S = 10.0  # between two bundles, of all sessions together: each is seconds of work
-Ask = Callable[[OperatorRequest], Reply]
+_PLACE_OF_REFUSAL = b"<!-- refused -->"  # in the file of the login
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -71,19 +69,6 @@ class PagePlace(msgspec.Struct, frozen=True):
         return bool(self.certificate)
 
 
-class JobAccess(msgspec.Struct, frozen=True):
-    """Whatever the page asks of its job. Each is called in a thread, and raises MidstepError.
-
-    `ask`: asks the controller; None: there are no buttons. `bundle`: puts together what a support bundle has. `log`:
-    returns the end of what one process of a rank has printed, by the numbers of rank and process.
-    """
-
-    look: Callable[[], Looked]
-    ask: Ask | None = None
-    bundle: Callable[[], SupportBundle] | None = None
-    log: Callable[[int, int], str] | None = None
-
-
 class EventStream:
     """Answers with the stream of what changes, until the viewer has gone."""
 
@@ -92,10 +77,16 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events. It ends when the connection does, which `BoundedProtocol` sees to for one that does not read."""
-        if not self._page.admits(Request(scope)):
+        request = Request(scope)
+        if not self._page.admits(request):
             await PlainTextResponse("log in first\n", 401)(scope, receive, send)
             return
-        with self._page.job.viewer() as viewer:
+        try:
+            job = await self._page.job_of(request)
+        except MidstepError as error:
+            await PlainTextResponse(f"{error}\n", 404)(scope, receive, send)
+            return
+        with job.live.viewer() as viewer:
             if viewer is None:
                 await PlainTextResponse("too many pages are open\n", 503)(scope, receive, send)
                 return
@@ -124,9 +115,8 @@ async def _gone(receive: Receive) -> None:
 class Page:
     """Answers requests: the files, the stream, the login, one node at a time, a bundle, and a press of a button."""
 
-    def __init__(self, job: LiveJob, place: PagePlace, access: JobAccess) -> None:
-        self.job, self._place, self._ask = job, place, access.ask
-        self._bundle, self._log = access.bundle, access.log
+    def __init__(self, jobs: PagedJobs, place: PagePlace) -> None:
+        self._jobs, self._place = jobs, place
         self._sessions = Sessions(place.tokens, is_open=place.is_open)
         self._asking = asyncio.Lock()
         self._next_bundle_s = 0.0
@@ -139,61 +129,79 @@ class Page:
             Route("/", self._index),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/events", EventStream(self)),
-            Route("/node", self._node),
-            Route("/buttons", self._buttons),
-            Route("/press", self._press, methods=["POST"]),
-            Route("/bundle", self._bundled),
-            Route("/log", self._logged),
-            Route("/what-if", self._supposed),
+            Route("/jobs", self._list),
+            Route("/node", self._of_job(self._node)),
+            Route("/buttons", self._of_job(self._buttons)),
+            Route("/press", self._of_job(self._press), methods=["POST"]),
+            Route("/bundle", self._of_job(self._bundled)),
+            Route("/log", self._of_job(self._logged)),
+            Route("/what-if", self._of_job(self._supposed)),
             Route("/static/{name}", self._static),
         ]
         names = frozenset({*LOOPBACK_NAMES, _in_address(self._place.host)}) if self._place.is_open else frozenset()
-        return Guard(Starlette(routes=routes, lifespan=self._lifespan), names)
+        return Guard(Starlette(routes=routes, lifespan=lambda _: self._jobs.running()), names)
+
+    async def job_of(self, request: Request) -> OpenJob:
+        """Return the job that a request is about. Raises MidstepError when there is none of that name."""
+        return await self._jobs.of(request.query_params.get("job", ""))
+
+    def _of_job(self, answer: Callable[[Request, OpenJob], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+        """Return what answers requests about a job: for those who may see it, of a job that there is."""
+
+        async def answered(request: Request) -> Response:
+            if not self.admits(request):
+                return _told("log in first", 401)
+            try:
+                job = await self.job_of(request)
+            except MidstepError as error:
+                return _told(str(error), 404)
+            return await answer(request, job)
+
+        return answered
 
     def admits(self, request: Request) -> bool:
         """Tell whether a request comes with what a viewer has to bring."""
         return self._sessions.holds(request.cookies.get(COOKIE, ""), time.monotonic())
 
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        looking = asyncio.create_task(self.job.run())
-        try:
-            yield
-        finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
-
     async def _index(self, request: Request) -> Response:
-        return self._file("page.html") if self.admits(request) else RedirectResponse("/login", 303)
+        if not self.admits(request):
+            return RedirectResponse("/login", 303)
+        return self._file("jobs.html" if self._jobs.has_list and "job" not in request.query_params else "page.html")
+
+    async def _list(self, request: Request) -> Response:
+        if not self.admits(request):
+            return PlainTextResponse("log in first\n", 401)
+        try:
+            return JSONResponse(await self._jobs.told())
+        except MidstepError as error:
+            return _told(str(error), 502)
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]
         return self._file(name) if name in self._files else PlainTextResponse("no such file\n", 404)
 
-    async def _node(self, request: Request) -> Response:
-        if not self.admits(request):
-            return PlainTextResponse("log in first\n", 401)
-        looked = self.job.looked
+    async def _node(self, request: Request, job: OpenJob) -> Response:
+        looked = job.live.looked
         data = None if looked is None else node_data(looked.status, request.query_params.get("name", ""))
         return JSONResponse(data, 404 if data is None else 200)
 
-    async def _buttons(self, request: Request) -> Response:
-        if not self.admits(request):
-            return PlainTextResponse("log in first\n", 401)
+    async def _buttons(self, request: Request, job: OpenJob) -> Response:
         session = self._session(request)
-        role = Role.VIEWER if session is None or self._ask is None else session.role
+        role = Role.VIEWER if session is None or job.access.ask is None else session.role
         proof = "" if session is None else session.proof
         answer = {"role": str(role), "proof": proof, "login": session is None and self._sessions.asks}
         reads = session is not None and session.role is not Role.VIEWER
-        more = {"bundle": reads and self._bundle is not None, "log": reads and self._log is not None}
+        access = job.access
+        more = {"bundle": reads and access.bundle is not None, "log": reads and access.log is not None}
+        more["list"] = self._jobs.has_list
         return JSONResponse({**answer, **more, "buttons": told_buttons(role)})
 
     def _session(self, request: Request) -> PageSession | None:
         return self._sessions.session(request.cookies.get(COOKIE, ""), time.monotonic())
 
-    async def _press(self, request: Request) -> Response:
+    async def _press(self, request: Request, job: OpenJob) -> Response:
         """Ask the controller for what a button stands for, if this session may, and the page itself has sent it."""
-        session, ask = self._session(request), self._ask
+        session, ask = self._session(request), job.access.ask
         if session is None or session.role is Role.VIEWER or ask is None:
             return _told("viewers have no buttons: log in with the token of another role", 403)
         if not is_own(request.headers, request.url.scheme, session):
@@ -208,34 +216,32 @@ class Page:
             return _told(str(error), 403)
         return await self._asked(ask, asked)
 
-    async def _bundled(self, request: Request) -> Response:
+    async def _bundled(self, request: Request, job: OpenJob) -> Response:
         """Answer with a support bundle, which has more of the job than viewers see."""
         refusal = self._refusal(request)
-        if refusal is not None or self._bundle is None:
+        if refusal is not None or job.access.bundle is None:
             return refusal or PlainTextResponse("there is no bundle of this job\n", 404)
         now = time.monotonic()
         if now < self._next_bundle_s:
             return PlainTextResponse("one was just made: wait some seconds\n", 429)
         self._next_bundle_s = now + BUNDLE_S
-        made = await asyncio.to_thread(self._bundle)
+        made = await asyncio.to_thread(job.access.bundle)
         named = {"Content-Disposition": f'attachment; filename="{made.name}"'}
         return Response(made.data, media_type="application/gzip", headers=named)
 
-    async def _logged(self, request: Request) -> Response:
+    async def _logged(self, request: Request, job: OpenJob) -> Response:
         """Answer with the end of what a process of a rank has printed: logs are their owner's, and so for operators."""
         refusal = self._refusal(request)
-        if refusal is not None or self._log is None:
+        if refusal is not None or job.access.log is None:
             return refusal or PlainTextResponse("the logs lie with the job, on its machines\n", 404)
         rank, life = (_number(request.query_params.get(name, "")) for name in ("rank", "life"))
         if rank is None or life is None:
             return PlainTextResponse("rank and life: two numbers\n", 400)
-        return PlainTextResponse(await asyncio.to_thread(self._log, rank, life))
+        return PlainTextResponse(await asyncio.to_thread(job.access.log, rank, life))
 
-    async def _supposed(self, request: Request) -> Response:
+    async def _supposed(self, request: Request, job: OpenJob) -> Response:
         """Answer what the loss of nodes and ranks would cost, by what was seen of the job last."""
-        if not self.admits(request):
-            return PlainTextResponse("log in first\n", 401)
-        looked, asked = self.job.looked, request.query_params
+        looked, asked = job.live.looked, request.query_params
         ranks = [_number(text) for text in asked.getlist("rank")]
         if looked is None or looked.in_force is None or None in ranks:
             return _told("the policy of the job is not known here, or that is no rank", 404)
@@ -277,16 +283,17 @@ class Page:
         body = await _body(request, MOST_LOGIN_BYTES)
         cookie = self._sessions.open(_typed_token(body or b""), now)
         if cookie is None:
-            return self._file("refused.html", 403)
+            said = self._files["login.html"].replace(_PLACE_OF_REFUSAL, b'<p role="alert">This is not the token.</p>')
+            return Response(said, 403, media_type="text/html")
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=self._place.is_secure
         )
         return answer
 
-    def _file(self, name: str, status: int = 200) -> Response:
+    def _file(self, name: str) -> Response:
         kind = next(kind for suffix, kind in _TYPES.items() if name.endswith(suffix))
-        return Response(self._files[name], status, media_type=kind)
+        return Response(self._files[name], media_type=kind)
 
 
 async def _body(request: Request, most: int) -> bytes | None:
@@ -349,23 +356,22 @@ def _in_address(host: str) -> str:
 class PageServer(uvicorn.Server):
     """Ends the streams when it is to end, which do not end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, job: LiveJob) -> None:
+    def __init__(self, config: uvicorn.Config, jobs: PagedJobs) -> None:
         super().__init__(config)
-        self._job = job
+        self._jobs = jobs
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End what is open, and serve no more."""
-        self._job.end()
+        self._jobs.end()
         await super().shutdown(sockets)
 
 
-def serve(access: JobAccess, place: PagePlace, listener: socket.socket, until: threading.Event | None = None) -> None:
-    """Serve the page of a job until a signal ends it, or `until` is set."""
+def serve(jobs: PagedJobs, place: PagePlace, listener: socket.socket, until: threading.Event | None = None) -> None:
+    """Serve the page of jobs until a signal ends it, or `until` is set."""
 
     async def run() -> None:
-        job = LiveJob(access.look)
         config = uvicorn.Config(
-            Page(job, place, access).app(),
+            Page(jobs, place).app(),
             http=BoundedProtocol,
             ws="none",
             loop="asyncio",
@@ -378,7 +384,7 @@ def serve(access: JobAccess, place: PagePlace, listener: socket.socket, until: t
             ssl_certfile=place.certificate or None,
             ssl_keyfile=place.key or None,
         )
-        serving = asyncio.create_task((server := PageServer(config, job)).serve(sockets=[listener]))
+        serving = asyncio.create_task((server := PageServer(config, jobs)).serve(sockets=[listener]))
         if until is not None:
             await asyncio.to_thread(until.wait)
             server.should_exit = True

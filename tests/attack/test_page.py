@@ -1,13 +1,16 @@
 """The page of a job: sites, strangers and viewers that mean no good"""
 
+import contextlib
 import http.client
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from midstep.cli.bundle import SupportBundle
 from midstep.cli.page import limits, live, server, sessions
+from midstep.cli.page.jobs import MOST_OPEN, JobAccess, JobList, PagedJobs, named_job
 
 from ..contract.served_page import (
     PATIENCE_S,
@@ -20,6 +23,7 @@ from ..contract.served_page import (
     get,
     heard,
     serving,
+    serving_all,
     watching,
 )
 from .attack import attack
@@ -158,8 +162,8 @@ def test_who_has_no_role_presses_nothing() -> None:
         viewer, operator = Browser(port, TOKEN), Browser(port, ROLES[0][1])
         assert viewer.told["buttons"] == []
         assert viewer.press("save")[0] == 403
-        assert viewer.press("save", Cookie="")[0] == 403
-        assert viewer.press("save", Cookie="midstep_page=guess")[0] == 403
+        assert viewer.press("save", Cookie="")[0] == 401
+        assert viewer.press("save", Cookie="midstep_page=guess")[0] == 401
         assert viewer.press("save", X_Midstep_Proof=operator.told["proof"])[0] == 403
         assert operator.press("promote", {"controller": "m1"})[0] == 403
     assert asks.requests == []
@@ -208,7 +212,7 @@ def test_a_bundle_is_for_operators_and_rarely() -> None:
     with serving(Looks(), TOKEN, others=ROLES, bundle=bundle) as port:
         viewer, operator = Browser(port, TOKEN), Browser(port, ROLES[0][1])
         assert (viewer.told["bundle"], operator.told["bundle"]) == (False, True)
-        assert get(port, "/bundle")[0] == get(port, "/bundle", Cookie=viewer.cookie)[0] == 403
+        assert (get(port, "/bundle")[0], get(port, "/bundle", Cookie=viewer.cookie)[0]) == (401, 403)
         assert get(port, "/bundle", Cookie=operator.cookie, Sec_Fetch_Site="cross-site")[0] == 403
         assert made == []
         status, headers, body = get(port, "/bundle", Cookie=operator.cookie)
@@ -233,7 +237,8 @@ def test_logs_are_for_operators_and_of_ranks_only() -> None:
     with serving(Looks(), TOKEN, others=ROLES, log=log) as port:
         viewer, operator = Browser(port, TOKEN), Browser(port, ROLES[0][1])
         assert (viewer.told["log"], operator.told["log"]) == (False, True)
-        assert get(port, "/log?rank=1&life=1")[0] == get(port, "/log?rank=1&life=1", Cookie=viewer.cookie)[0] == 403
+        assert get(port, "/log?rank=1&life=1")[0] == 401
+        assert get(port, "/log?rank=1&life=1", Cookie=viewer.cookie)[0] == 403
         assert get(port, "/log?rank=1&life=1", Cookie=operator.cookie, Sec_Fetch_Site="cross-site")[0] == 403
         for wrong in ("", "-1", "..", "1.debug", "9" * 10, "%D9%A3"):
             assert get(port, f"/log?rank={wrong}&life=1", Cookie=operator.cookie)[0] == 400
@@ -243,3 +248,35 @@ def test_logs_are_for_operators_and_of_ranks_only() -> None:
         assert headers["content-type"].startswith("text/plain")
         assert get(port, "/what-if?rank=1")[0] == 401
         assert get(port, "/what-if?rank=x&node=..", Cookie=viewer.cookie)[0] == 404
+
+
+@attack(
+    "a browser asks a page of all jobs for one elsewhere: `../x`, an absolute path, `JOB/../x`, a link in their folder",
+    holds="a job is a name in the list, and no path; at most 8 are open, and those that no browser watches make room",
+    reads="there is no job 'x' here",
+)
+def test_a_page_of_all_jobs_leads_to_these_only(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    def find(name: str) -> JobAccess:
+        directory = named_job(name, tmp_path / "jobs").directory
+        found.append(directory.name)
+        return JobAccess(Looks())
+
+    for number in range(12):
+        (tmp_path / "jobs" / f"job{number}").mkdir(parents=True)
+        (tmp_path / "jobs" / f"job{number}" / "journal.sqlite").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "journal.sqlite").touch()
+    with serving_all(PagedJobs(None, find=find, listing=JobList(tmp_path / "jobs"))) as port:
+        for name in ("", "..%2Felsewhere", str(tmp_path / "elsewhere"), "job1%2F..%2F..%2Felsewhere", "job", "a/b/c"):
+            assert get(port, f"/node?name=&job={name}")[0] == 404
+            assert get(port, f"/events?job={name}")[0] == 404
+        assert found == []
+        for number in range(12):
+            assert get(port, f"/buttons?job=job{number}")[0] == 200
+        assert len(found) == 12
+        with contextlib.ExitStack() as watched:
+            for number in range(MOST_OPEN):
+                watched.enter_context(watching(port, job=f"job{number}"))
+            assert get(port, "/buttons?job=job11")[0] == 404

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 
 from midstep.cli.bundle import SupportBundle
 from midstep.cli.page import server
+from midstep.cli.page.jobs import Ask, JobAccess, PagedJobs
 from midstep.cli.page.sections import Looked
 from midstep.controller.endpoints.control_requests import Accepted, Reply, Request
 from midstep.protocol.errors import MidstepError
@@ -61,17 +62,23 @@ def serving(
     key: str = "",
     *,
     others: tuple[tuple[Role, str], ...] = (),
-    ask: server.Ask | None = None,
+    ask: Ask | None = None,
     bundle: Callable[[], SupportBundle] | None = None,
     log: Callable[[int, int], str] | None = None,
 ) -> Iterator[int]:
     """Serve a page in a thread; yield its port. `others`: tokens of roles with buttons, which ask by `ask`."""
-    access = server.JobAccess(look, ask, bundle, log)
+    with serving_all(PagedJobs(JobAccess(look, ask, bundle, log)), token, certificate, key, others) as port:
+        yield port
+
+
+@contextmanager
+def serving_all(
+    jobs: PagedJobs, token: str = "", certificate: str = "", key: str = "", others: tuple[tuple[Role, str], ...] = ()
+) -> Iterator[int]:
+    """Serve the page of some jobs in a thread; yield its port."""
     place = server.PagePlace("127.0.0.1", 0, token, certificate, key, others)
     listener = server.listening(place)
-    serves = threading.Thread(
-        target=server.serve, args=(access, place, listener), kwargs={"until": (ended := threading.Event())}
-    )
+    serves = threading.Thread(target=server.serve, args=(jobs, place, listener, ended := threading.Event()))
     serves.start()
     try:
         yield int(listener.getsockname()[1])
@@ -128,10 +135,12 @@ class Browser:
 
 
 @contextmanager
-def watching(port: int, cookie: str = "") -> Iterator[http.client.HTTPResponse]:
+def watching(port: int, cookie: str = "", job: str = "") -> Iterator[http.client.HTTPResponse]:
     """Open the stream of events."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
-        connection.request("GET", "/events", headers={"Cookie": cookie} if cookie else {})
+        connection.request(
+            "GET", f"/events?job={job}" if job else "/events", headers={"Cookie": cookie} if cookie else {}
+        )
         answer = connection.getresponse()
         assert answer.status == 200
         yield answer

@@ -106,10 +106,13 @@ def large(**changes: Any) -> JobStatus:
 
 
 @contextmanager
-def paged(directory: Path, port: int = 0, role: str = "viewer") -> Iterator[tuple[subprocess.Popen[str], str]]:
+def paged(
+    directory: Path, port: int = 0, role: str = "viewer", home: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `midstep page`; yield the process and its address, which is the one with a key where the role has buttons."""
     command = [sys.executable, "-m", "midstep.cli.main", "page", str(directory), "--listen", f":{port}", "--role", role]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = dict(os.environ) if home is None else {**os.environ, "MIDSTEP_HOME": str(home)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
@@ -152,6 +155,27 @@ def test_a_real_job_is_seen_through_an_incident(browser: Any, job: Job) -> None:
         assert "recover_in_place" in page.locator("#policy").inner_text()
         page.locator("#policy-title + details summary").click()
         picture(page, "incident")
+
+
+def test_all_jobs_are_in_one_list_and_each_opens(browser: Any, job: Job) -> None:
+    """One that trains, one that has ended, those of a job of roles; back to the list, and on a phone."""
+    home = job.directory.parent
+    with paged(Path("--all"), role="operator", home=home) as (_, address):
+        context = browser.new_context(**PHONE)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(address)
+        until(page, "#jobs li[data-mood=training]", "Training")
+        until(page, "#headline", "1 job under way")
+        picture(page, "all-jobs-phone")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.locator("#jobs a", has_text=job.directory.name).click()
+        page.wait_for_selector("#map[data-ranks]")
+        until(page, "#headline", "Training")
+        page.wait_for_selector("#job-buttons button")
+        page.locator("#all").click()
+        until(page, "#jobs", job.directory.name)
+        context.close()
 
 
 def test_the_map_is_used_by_keyboard(browser: Any, job: Job) -> None:

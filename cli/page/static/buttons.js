@@ -1,7 +1,7 @@
 // The buttons of this viewer's role. Each asks first, with what will happen, for a name and a reason.
 
 import { logsAreRead } from "./log.js";
-import { byId, made, say } from "./made.js";
+import { byId, made, ofJob, say } from "./made.js";
 
 const PLACES = ["job", "ladder", "controllers"];
 const NAME = "midstep-name"; // in the browser's own memory, to be offered again
@@ -10,12 +10,14 @@ let isPaused = false, hasEnded = false;
 let press = null; // what the dialog is about
 
 export async function loadButtons() {
-  const answer = await fetch("/buttons").catch(() => null);
+  const answer = await fetch(ofJob("/buttons")).catch(() => null);
   if (!answer || !answer.ok) return;
   known = await answer.json();
   say("role", known.role === "viewer" ? "" : known.role);
   byId("login").hidden = !known.login;
   byId("bundle").hidden = !known.bundle;
+  byId("bundle").href = ofJob("/bundle");
+  byId("all").hidden = !known.list;
   logsAreRead(known.log);
   for (const place of PLACES) byId(`${place}-buttons`).replaceChildren(...buttonsAt(place, {}));
 }
@@ -72,7 +74,7 @@ async function confirmed(event) {
   byId("ask-do").disabled = true;
   const body = JSON.stringify({ button: button.name, by, why: byId("ask-why").value.trim(), values });
   const headers = { "Content-Type": "application/json", "X-Midstep-Proof": known.proof };
-  const answer = await fetch("/press", { method: "POST", headers, body }).catch(() => null);
+  const answer = await fetch(ofJob("/press"), { method: "POST", headers, body }).catch(() => null);
   const told = answer ? await answer.json().catch(() => ({ text: "the page gave no answer" })) : { text: "the page cannot be reached" };
   byId("ask-do").disabled = false;
   if (!answer || !answer.ok) {

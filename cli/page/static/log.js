@@ -1,6 +1,6 @@
 // What a process of a rank has printed, again and again while the dialog is open. For those whose role may read logs.
 
-import { byId, made, say } from "./made.js";
+import { byId, made, ofJob, say } from "./made.js";
 
 const EVERY_MS = 2000;
 let may = false;
@@ -26,7 +26,7 @@ export function logButton(rank) {
 async function look() {
   clearTimeout(timer);
   const { rank, life, present } = about;
-  const answer = await fetch(`/log?rank=${rank}&life=${life}`).catch(() => null);
+  const answer = await fetch(ofJob(`/log?rank=${rank}&life=${life}`)).catch(() => null);
   const text = answer ? await answer.text() : "the page cannot be reached";
   if (about.rank !== rank || about.life !== life || !byId("log").open) return;
   say("log-title", `Log of rank ${rank}, process ${life}${life === present ? "" : ", which has ended"}`);

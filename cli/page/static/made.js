@@ -1,5 +1,12 @@
 // Makes elements. Texts are set as text and never as markup, wherever they come from.
 
+// The job that this page is about, where the server has several.
+const JOB = new URLSearchParams(location.search).get("job");
+
+export function ofJob(path) {
+  return JOB ? `${path}${path.includes("?") ? "&" : "?"}job=${encodeURIComponent(JOB)}` : path;
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export function made(name, { text, title, ...attributes } = {}, ...children) {

@@ -2,7 +2,7 @@
 
 import { buttonsAt, loadButtons, stands } from "./buttons.js";
 import { graph } from "./graph.js";
-import { byId, clock, count, drawn, duration, made, percent, say } from "./made.js";
+import { byId, clock, count, drawn, duration, made, ofJob, percent, say } from "./made.js";
 import { logButton } from "./log.js";
 import { WorldMap } from "./map.js";
 import { Story } from "./story.js";
@@ -110,7 +110,7 @@ function connected(text, live) {
 }
 
 async function openNode(name) {
-  const answer = await fetch(`/node?name=${encodeURIComponent(name)}`);
+  const answer = await fetch(ofJob(`/node?name=${encodeURIComponent(name)}`));
   if (!answer.ok) return;
   const node = await answer.json();
   say("node-title", node.name);
@@ -124,14 +124,14 @@ async function openNode(name) {
 }
 
 function listen() {
-  const events = new EventSource("/events");
+  const events = new EventSource(ofJob("/events"));
   events.addEventListener("open", loadButtons);
   for (const [name, show] of Object.entries(SHOWN)) events.addEventListener(name, (event) => show(JSON.parse(event.data)));
   events.addEventListener("error", () => {
     connected("connection lost, trying again", false);
     if (events.readyState !== EventSource.CLOSED) return; // it tries again by itself
     setTimeout(async () => {
-      const answer = await fetch("/node?name=").catch(() => null);
+      const answer = await fetch(ofJob("/node?name=")).catch(() => null);
       if (answer && answer.status === 401) location.assign("/login");
       else listen();
     }, 2000);

@@ -1,6 +1,6 @@
 // What if: nodes and ranks that are selected on the map, and what their loss would cost. Nothing is done to the job.
 
-import { byId, made } from "./made.js";
+import { byId, made, ofJob } from "./made.js";
 
 const MOST = 1000; // of an address
 let asked = 0;
@@ -28,7 +28,7 @@ async function show(map) {
     return;
   }
   const query = new URLSearchParams([...nodes.map((node) => ["node", node]), ...ranks.map((rank) => ["rank", String(rank)])]);
-  const answer = await fetch(`/what-if?${query}`).catch(() => null);
+  const answer = await fetch(ofJob(`/what-if?${query}`)).catch(() => null);
   const told = answer ? await answer.json().catch(() => null) : null;
   if (number !== asked) return; // another one was selected meanwhile
   if (!told || !told.lines) panel.replaceChildren(told ? told.text : "the page cannot be reached");
