@@ -6,6 +6,7 @@ from rich.text import Text
 
 from ...protocol.controls import ControlRecord, words_of
 from ...protocol.incidents import JobStatus
+from ...protocol.types import OPERATOR
 from .wording import cell, clock_text, count_text, duration_text, telling_line
 
 
@@ -27,6 +28,10 @@ def standing(status: JobStatus) -> Iterator[str]:
         if now < order.until_s:
             left = duration_text(order.until_s - now)
             yield f"{order.rung} is not taken for {left} more: {telling_line(order.reason)}"
+    for fault in status.faults:
+        if fault.report.seen_by == OPERATOR:
+            what = telling_line(fault.report.fault_id or "left")
+            yield f"{what}, since {clock_text(fault.since_s)} until it is released: {telling_line(fault.report.detail)}"
     seen = controls.acknowledged
     if seen is not None:
         yield f"acknowledged at {clock_text(seen.at_s)}: {telling_line(seen.asked.text)}"

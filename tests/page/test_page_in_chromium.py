@@ -16,7 +16,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from midstep.cli.main import main
 from midstep.cli.page.sections import Checkpoint, Looked
 from midstep.controller.time_account import time_spent
 from midstep.protocol.incidents import BudgetUse, JobStatus, NodeStatus, RankStatus
@@ -494,6 +496,56 @@ def test_an_operator_downloads_a_support_bundle(browser: Any, job: Job) -> None:
             names = {name.partition("/")[2] for name in tar.getnames()}
         assert begun.value.suggested_filename.endswith(".tar.gz")
         assert {"about.json", "status.json", "story.txt", "policy.yaml", "logs/controller.log"} <= names
+
+
+@contextmanager
+def standing_by(job: Job, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a controller of the job that stands by."""
+    command = [sys.executable, "-m", "midstep.cli.main", "controller", "--standby", "--name", name]
+    command += ["--job-dir", str(job.directory), "--run-dir", str(job.run_directory)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_controller_that_stands_by_is_promoted_by_a_click_and_the_page_goes_with_it(browser: Any, job: Job) -> None:
+    """Then that one is killed while the page is open: the next one is shown, and takes what is pressed."""
+    before = job.until(lambda told: told.phase == "running", "training")
+    with (
+        standing_by(job, "m1") as controller,
+        paged(job.directory, role="admin") as (_, address),
+        opened(browser, address, DESK) as page,
+    ):
+        person = Operator(page, job)
+        until(page, "#controllers li", "m1")
+        person.press("promote", why="its machine is serviced", controller="m1")
+        job.until(lambda told: told.term > before.term, "the promotion")
+        leads = page.locator("#controllers li").filter(has_text="m1").filter(has_text="leads")
+        leads.wait_for()
+        until(page, "#records", "let controller m1 lead, because its machine is serviced")
+        picture(page, "promoted")
+        term = before.term + 1
+        controller.kill()
+        job.until(lambda told: told.term > term, "the next controller")
+        leads.wait_for(state="detached")
+        page.wait_for_selector("#connection[data-live=yes]")
+        until(page, "#headline", "Training")
+        person.press("acknowledge", why="the next one leads")
+        until(page, "#records", "the next one leads")
+        until(page, "#graphs", "loss")
+
+
+def test_the_policy_in_force_is_shown_as_it_is_changed(browser: Any, job: Job) -> None:
+    with paged(job.directory) as (_, address), opened(browser, address, DESK) as page:
+        page.locator("#policy-title + details summary").click()
+        until(page, "#policy", "per_job: 10\n")
+        words = ["policy", "set", str(job.directory), "ladder.recover.budget.per_job=21", "--why", "as a test", "--yes"]
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        until(page, "#policy", "per_job: 21\n")
+        until(page, "#budgets", "recover per job: 0 of 21")
 
 
 def test_what_is_refused_is_said_in_the_dialog(browser: Any, job: Job) -> None:

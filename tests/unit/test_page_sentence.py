@@ -6,8 +6,8 @@ import pytest
 from midstep.cli.page.sections import Looked, SectionWriter, outlook, runs
 from midstep.cli.page.sentence import Mood, asked, sentence
 from midstep.controller.time_account import time_spent
-from midstep.protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, RankStatus
-from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung
+from midstep.protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, RankStatus, StandingFault
+from midstep.protocol.types import OPERATOR, Decision, FaultKind, FaultReport, Rung, SkippedRung
 
 BEGAN_S = 1_790_000_000.0
 
@@ -162,3 +162,15 @@ def test_an_incident_opens_to_cause_decision_and_what_was_passed_over() -> None:
     assert "SIGKILL" in told["causes"][0]
     assert told["decisions"][0]["rung"] == "recover_in_place"
     assert told["decisions"][0]["passed_over"] == [{"rung": "retry_step", "reason": "the process of rank 3 is gone"}]
+
+
+def test_a_node_that_an_operator_has_left_is_among_what_operators_did() -> None:
+    """With who and why, until it is released; what a detector has seen is not."""
+    left = FaultReport(FaultKind.NODE, BEGAN_S, OPERATOR, "ann (operator): fan 2", node="node1", fault_id="drain node1")
+    seen = msgspec.structs.replace(left, seen_by="detector/fans", fault_id="17")
+    told = status(faults=(StandingFault(left, BEGAN_S), StandingFault(seen, BEGAN_S)))
+    parts = SectionWriter().write(Looked(told))
+    standing = msgspec.json.decode(parts["operators"])["standing"]
+    assert len(standing) == 1
+    assert standing[0].startswith("drain node1, since ")
+    assert standing[0].endswith(" until it is released: ann (operator): fan 2")
