@@ -71,6 +71,9 @@ class _Wanting:
                 key = prefixes[module] + public(path)
                 self._want(("parameters", module, path), key, self._layout.parameters[module][path], tensor)
         own = self._own()
+        if own is not None and own["groups"].keys() != live["optimizers"].keys():
+            there, here = sorted(own["groups"]), sorted(live["optimizers"])
+            raise RecoveryError(f"{self._place} has optimizers {there}, this script has {here}. Is it of the same one?")
         for name, state in live["optimizers"].items():
             if not state["plain"]:
                 raise RecoveryError(f"{name} keeps state that DCP has no name for")

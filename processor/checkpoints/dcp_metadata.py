@@ -244,6 +244,8 @@ def _tensor(name: str, what: _TensorStorage, stored: Mapping[Any, tuple[str, int
         if not inside or math.prod(sizes) * item_bytes > size_bytes:
             raise _Refused(f"a part of {name[:100]!r} is larger than its tensor, or than its place in the file")
         chunks.append(Chunk(offsets, sizes, file, start, size_bytes))
+    if sum(math.prod(chunk.sizes) for chunk in chunks) < math.prod(shape):
+        raise _Refused(f"of {name[:100]!r} some parts are missing")
     return StoredTensor(dtype, shape, tuple(chunks))
 
 

@@ -165,6 +165,14 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
         archive.load_shard(tmp_path, STEP, "replicated", other)
 
 
+def test_another_set_of_optimizers_is_refused_by_name(tmp_path: Path) -> None:
+    """Whichever is missing."""
+    wrote = Trained(1)
+    save(tmp_path, wrote)
+    with pytest.raises(RecoveryError, match=r"has optimizers \['optimizer'\], this script has \[\]"):
+        archive.load_shard(tmp_path, STEP, "replicated", midstep.TrainState(wrote.model))
+
+
 def test_checkpoints_of_torch_are_never_removed(tmp_path: Path) -> None:
     """Pruning leaves them; one of a later step, behind which the job has gone back, gets another name."""
     wrote = Trained(1)

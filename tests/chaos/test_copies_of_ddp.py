@@ -1,0 +1,68 @@
+"""Data parallel training whose replicas have all died at once: copies in host memory bring it back, not the disk."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from midstep.processor.checkpoints import archive
+from midstep.protocol.types import InjectionPoint
+
+from .comparing import assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import ONE_NODE, RANKS, ROOMY, Record, inject
+
+pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(300)]
+
+KILLED_AT = 35
+EVERY = 10
+POLICY: dict[str, Any] = {
+    **ROOMY,
+    "restore": ["replica", "host_copy", "checkpoint"],
+    "host_copy": {"every_steps": 1},
+    "checkpoint": {"every_steps": EVERY, "format": "dcp", "keep": 9},
+}
+
+
+def test_all_replicas_come_back_from_memory(start_job: StartJob, undisturbed: Record) -> None:
+    """At most one step is repeated; checkpoints are torch's meanwhile, and torch reads what a rank had."""
+    faults = [
+        inject(rank, point, KILLED_AT)
+        for rank in range(RANKS)
+        for point in (InjectionPoint.FORWARD, InjectionPoint.STOP)
+    ]
+    job = start_job(policy=POLICY, faults=faults, **ONE_NODE)
+    (incident,) = finish(job)["incidents"]
+    assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
+    assert set(incident["replaced"]) == set(range(RANKS))
+    assert incident["steps_lost"] <= 1
+    assert_same_numbers(job.record(), undisturbed)
+
+    directory = job.directory / "checkpoints"
+    newest = archive.complete_steps(directory)[-1]
+    assert newest % EVERY == 0
+    rate = {"optimizer": {"param_groups": [{"lr": 0.0}]}}
+    load(rate, checkpoint_id=str(directory / f"step-{newest:08d}"))
+    assert rate["optimizer"]["param_groups"][0]["lr"] > 0.0, torch.__version__
+
+
+def test_a_job_starts_from_what_plain_torch_has_saved(start_job: StartJob, tmp_path: Path) -> None:
+    """The state of an earlier job, saved again without anything of midstep's: steps are counted on from there."""
+    shorter = {**POLICY, "host_copy": {"every_steps": 30}}
+    first = start_job(policy=shorter, **ONE_NODE)
+    finish(first)
+    newest = archive.complete_steps(first.directory / "checkpoints")[0]
+    dcp_to_torch_save(str(first.directory / "checkpoints" / f"step-{newest:08d}"), str(tmp_path / "one.pt"))
+    state = torch.load(tmp_path / "one.pt", weights_only=False)
+    del state["midstep"]
+    save(state, checkpoint_id=str(tmp_path / "foreign" / f"step-{newest:08d}"))
+
+    policy = {**shorter, "checkpoint": {**POLICY["checkpoint"], "directory": str(tmp_path / "foreign")}}
+    second = start_job(policy=policy, **ONE_NODE)
+    finish(second)
+    assert min(second.record().steps[0]) == newest, second.said()
+    assert archive.complete_steps(tmp_path / "foreign")[-1] > newest
