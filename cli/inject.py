@@ -23,7 +23,9 @@ from .numbers import DEVICE, PROBABILITY, RANK, STEP
 from .orders import asker, reason, why_option
 
 FAULT_ACTIONS = tuple(
-    action.value.replace("_", "-") for action in t.FaultAction if not action.value.startswith("flip_")
+    action.value.replace("_", "-")
+    for action in t.FaultAction
+    if not action.value.startswith("flip_") and action is not t.FaultAction.SLOW
 )
 FLIPS = tuple(action.value.removeprefix("flip_") for action in t.FaultAction if action.value.startswith("flip_"))
 FLIPPED = (*FLIPS, *(f"{flip}:{bits}" for flip in FLIPS for bits in t.FlippedBits if bits is not t.FlippedBits.ONE))
@@ -61,6 +63,13 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
     metavar=f"{'|'.join(FLIPS)}[:BITS]",
     help="Instead of --do: flip a bit of an element, or BITS: sign, exponent, element, tensor (a bit of each element).",
 )
+@click.option(
+    "--slow",
+    "slow_s",
+    type=click.FloatRange(min=0.001, max=3600.0),
+    metavar="S",
+    help="Instead of --do: S seconds more in each forward pass, for as long as the process lives.",
+)
 @click.option("--rate", type=PROBABILITY, default=0.0, metavar="P", help="Again and again, with this probability.")
 @click.option(
     "--device-fault", metavar="CODE|LEVEL", help="Report a fault of the rank's device, or of the node, instead."
@@ -83,6 +92,7 @@ def command(
     operation: str,
     group: str | None,
     flip: str | None,
+    slow_s: float | None,
     rate: float,
     device_fault: str | None,
     device: int | None,
@@ -110,7 +120,8 @@ def command(
     Injection points of a step: forward, backward, collective, barrier, update, checkpoint; on Megatron reduction (of
     the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while
     another one is repaired: stop, clean, join, rebuild, repair, rollback. For a flip nothing is raised: votes of the
-    ranks find it, or a peer that repeats the step, which is the point replay (docs/integrity.md).
+    ranks find it, or a peer that repeats the step, which is the point replay (docs/integrity.md). A slow rank is found
+    by its own time of a step (docs/stragglers.md).
 
     A device fault is reported as by a detector, and lasts until --recover ends it: see docs/faults.md.
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
@@ -123,15 +134,20 @@ def command(
       midstep inject --node node1                              the whole node
       midstep inject --rank 0 --do link-down --operation allreduce --group 0,1 --rate 0.01
       midstep inject --rank 2 --flip moment:sign               the sign of an element of the optimizer's state
+      midstep inject --rank 1 --slow 0.2                       0.2 s more in each step
       midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
     """
     action, point = _flipped(flip, action, point, device_fault, chosen=bool(operation or group))
+    if slow_s is not None:
+        action, rate = _slowed(rank, slow_s, (action, point, step, operation, group, flip, rate, device_fault))
     _require_apart(device_fault is not None, (action, point, step, operation, group, rate), (device, recover, once))
     request: Request | None = None
     if device_fault is not None:
         request = report_of(device_fault, rank, node, device, recover=recover, once=once)
     elif node is None or action in {None, "kill-node"}:
-        request = build(rank, node, action, point, step, operation=operation, group=group, rate=rate)
+        request = build(
+            rank, node, action, point, step, operation=operation, group=group, rate=rate, for_s=slow_s or 0.0
+        )
     elif rank is not None:
         raise click.UsageError(WHICH)
     target = reached(job, controller, token_file)
@@ -160,6 +176,13 @@ def _flipped(
     return f"flip_{flip}", point if point is not None or chosen else FLIP_POINTS[kind]
 
 
+def _slowed(rank: int | None, slow_s: float, others: tuple[object, ...]) -> tuple[str, float]:
+    """Return what is done, and how often, to a rank that is to be slow. `others`: what says something else."""
+    if rank is None or any(others):
+        raise click.UsageError("--slow S is for a rank, and says all of it: --rank R --slow S, and nothing else.")
+    return t.FaultAction.SLOW.value, 1.0
+
+
 def _require_apart(of_device: bool, caused: tuple[Any, ...], reported: tuple[Any, ...]) -> None:
     """Refuse options of a fault that is caused with those of one that is only reported."""
     if reported != (None, False, False) and not of_device:
@@ -180,6 +203,7 @@ def build(
     operation: str = "",
     group: str | None = None,
     rate: float = 0.0,
+    for_s: float = 0.0,
 ) -> Request:
     """Return what to ask the controller for. Raises UsageError where the options do not fit together."""
     if (rank is None) == (node is None):
@@ -205,7 +229,7 @@ def build(
     flipped = t.FlippedBits(bits or t.FlippedBits.ONE)
     members = _members(group)
     return InjectRequest(
-        t.ArmedFault(rank, what, at, step, operation=operation, group=members, bits=flipped, rate=rate)
+        t.ArmedFault(rank, what, at, step, operation=operation, group=members, bits=flipped, rate=rate, for_s=for_s)
     )
 
 

@@ -32,6 +32,10 @@ class CollectiveObserver(Protocol):
         """Handle the end of `op`, successful or not: its wait returned, or its future is done (then in any thread)."""
         ...
 
+    def waited(self, seconds: float) -> None:
+        """Handle that the calling thread stood still for so long, until a collective was over or had failed."""
+        ...
+
 
 class ContributionListener(Protocol):
     """Hears of each collective of the training what this rank gives to it, before it starts."""

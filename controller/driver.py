@@ -205,8 +205,7 @@ class Driver:
         self._switchover = switchover or Switchover()
         self._told = ToldNodes(lambda: self._switchover.standing()[0])
         self._requests = RequestHandler(journal.founding.job, self._switchover, stories, lambda: machine.state.policy)
-        self._job_directory = job_directory
-        self._clock = journal.clock
+        self._job_directory, self._clock = job_directory, journal.clock
         self._pending: list[Pending] = []
         self._trouble = JournalTrouble(patience_s)
         self._numbers, self._signalled = 0, False
@@ -336,6 +335,7 @@ class Driver:
             step=max(self._board.reached(), state.progress.committed),
             time=times.until(now),
             time_lately=times.windows(now),
+            slowness=self._board.slow.worst,
             refused={**state.history.ignored, **self._wire.refused, **self._control.refused},
             term=self._journal.term,
             controllers=len(self._switchover.standing()[0]),
@@ -397,6 +397,8 @@ class Driver:
         for event in self._liveness.judge(now):
             _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
             self._pend(event)
+        for report in self._board.slow.look(now, self._machine.state):
+            self._pend(FaultReported(report))
         if held is None and self._liveness.hold is not None:
             _log.warning("%s", self._liveness.hold.text(now))
         if self._liveness.heard_again:

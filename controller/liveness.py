@@ -18,6 +18,7 @@ from ..protocol.reports import ReportedValues
 from ..protocol.types import RankProgress, node_address
 from .journaled import Journaled
 from .recovery.events import HoldEnded
+from .slow_ranks import SlowRanks
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
 QUIET_INTERVALS = 2
@@ -209,11 +210,13 @@ class ProgressBoard:
         """`world_size`: of the job; what speaks of other ranks is dropped."""
         self._world_size = world_size
         self._reported = ReportedBoard()
+        self.slow = SlowRanks()
         self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
 
     def take(self, heartbeat: NodeHeartbeat, now: float = 0.0) -> None:
         """Take in the step clocks of a node. An earlier incarnation never hides a later one, nor the other way."""
         self._reported.take(heartbeat.reported, now)
+        self.slow.take(heartbeat)
         for progress in heartbeat.ranks:
             if not 0 <= progress.rank < self._world_size:
                 continue
@@ -235,9 +238,9 @@ class ProgressBoard:
         committed = max((rank.step for rank in ranks), default=0)
         latest = [by_incarnation[max(by_incarnation)] for by_incarnation in self._ranks.values()]
         medians = sorted(progress.median_step_s for progress in latest if progress.median_step_s > 0)
+        status = self.slow.overlay(msgspec.structs.replace(status, ranks=ranks))
         return msgspec.structs.replace(
             status,
-            ranks=ranks,
             committed=max(status.committed, committed),
             median_step_s=medians[len(medians) // 2] if medians else status.median_step_s,
             reported=self._reported.told(),

@@ -85,6 +85,8 @@ METRICS = {
         Metric("midstep_ranks_asked", _G, "Ranks that the job asked for."),
         Metric("midstep_standbys", _G, "Processes that nodes have prepared for a fault, by depth.", labels=("depth",)),
         Metric("midstep_standing_faults", _G, "Faults of hardware that stand, by level.", labels=("level",)),
+        Metric("midstep_slowest_rank_ratio", _G, "Own time of the slowest rank, in times of that of ranks with equal "
+               "work; absent until ranks were compared.", "ratio"),
         Metric("midstep_checkpoint_step", _G, "Newest checkpoint that a process has told of at its last start or stop; "
                "absent where none has."),
         Metric("midstep_controllers", _G, "Controllers that are known to live, the leader among them."),
@@ -125,6 +127,7 @@ class Observation(msgspec.Struct, frozen=True):
     term: int
     controllers: int = 1
     writable: bool = True
+    slowness: float = 0.0  # own time of the slowest rank, in times of that of its equals; 0: not compared
 
 
 @dataclass
@@ -168,6 +171,7 @@ class MetricsBook:
             "midstep_controllers": {(): float(seen.controllers)},
             "midstep_journal_writable": {(): float(seen.writable)},
             "midstep_step": {(): float(seen.step)},
+            "midstep_slowest_rank_ratio": {(): seen.slowness} if seen.slowness else {},
             "midstep_incidents_total": {labels: float(count) for labels, count in self._incidents.items()},
             "midstep_steps_lost_total": {(): float(self._lost)},
             "midstep_messages_refused_total": self._refused(seen.refused),

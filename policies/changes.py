@@ -20,6 +20,7 @@ FREE = (
     "deadlines",
     "save_before_reschedule",
     "sub_health",
+    "slow",
     "scale.min_interval_s",
     "faults.in_place_age_s",
     "node_check.within_s",

@@ -20,7 +20,16 @@ from ..protocol.types import FaultKind, IntegrityAction, JobSettings, RestoreSou
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
 from .reading import Problem
-from .schema import AgentPolicy, HostCopyPolicy, IntegrityPolicy, NodePolicy, Policy, RungPolicy
+from .schema import (
+    AgentPolicy,
+    HostCopyPolicy,
+    IntegrityPolicy,
+    NodePolicy,
+    Policy,
+    RungPolicy,
+    SlowAction,
+    SubHealthAction,
+)
 
 _ORDER = tuple(Rung)
 MOST_WEBHOOKS = 8
@@ -58,6 +67,8 @@ def advice(policy: Policy) -> tuple[str, ...]:
     if policy.host_copy != HostCopyPolicy() and RestoreSource.HOST_COPY not in policy.restore:
         notes.append("host_copy is set, and restore is without host_copy: no copies are made in host memory")
     notes += _integrity_advice(policy)
+    if policy.slow.then is SlowAction.DRAIN and policy.sub_health is SubHealthAction.IGNORE:
+        notes.append("slow.then is drain, and sub_health is ignore: a slow node stays in use")
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
     limits = policy.deadlines

@@ -255,6 +255,28 @@ class SubHealthAction(StrEnum):
     LEAVE_NOW = "leave_now"  # it is left at once, as after a fault of its devices
 
 
+class SlowAction(StrEnum):
+    """The treatment of a node whose ranks compute more slowly than others with equal work."""
+
+    IGNORE = "ignore"  # ranks are not compared
+    REPORT = "report"  # it is shown as a fault that stands
+    DRAIN = "drain"  # its ranks move to a spare node between two steps; nothing is repeated
+
+
+class SlowPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a node is slow, and what is done then.
+
+    A rank is slow that has taken `factor` times the time of its equals, in each of several rounds and for `for_s`. Not
+    more than `nodes` nodes are drained for it within `window_s`.
+    """
+
+    then: SlowAction = SlowAction.REPORT
+    factor: Factor = 1.3
+    for_s: SecondsOrZero = 5.0
+    nodes: CountOrZero = 2
+    window_s: Seconds = 86_400.0
+
+
 class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """With how few nodes a job trains (null: with no fewer than it asked for).
 
@@ -349,6 +371,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent: AgentPolicy = AgentPolicy()
     faults: FaultPolicy = FaultPolicy()
     sub_health: SubHealthAction = SubHealthAction.DRAIN
+    slow: SlowPolicy = SlowPolicy()
     scale: ScalePolicy = ScalePolicy()
     node_check: NodeCheckPolicy = NodeCheckPolicy()
     communicator: CommunicatorPolicy = CommunicatorPolicy()

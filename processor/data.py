@@ -8,9 +8,11 @@ usual; that is captured and rolled back with the rest.
 """
 
 import copy
+import functools
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from torch.utils.data import (
     Sampler,
     get_worker_info,
 )
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..protocol.errors import ConfigurationError, RecoveryError
 
@@ -237,6 +240,20 @@ class ResumableBatches(Iterable[Any]):
             generator=self._generator,  # so that no iterator draws from the global one
             **workers,
         )
+
+
+def time_loaders(loading: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have each wait for a batch of a DataLoader, in this process and from now on, run inside `loading()`."""
+    plain = _BaseDataLoaderIter.__next__
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def timed(iterator: Any) -> Any:
+        with loading():
+            return plain(iterator)
+
+    _BaseDataLoaderIter.__next__ = timed  # type: ignore[method-assign, assignment]
 
 
 class _Indices(list[int]):

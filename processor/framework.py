@@ -190,6 +190,16 @@ class Steady(Protocol):
 
 
 @runtime_checkable
+class Staged(Protocol):
+    """A framework that knows which ranks do equal work in each step, so that their times can be compared."""
+
+    @property
+    def stage(self) -> int:
+        """The number that all ranks with equal work have: that of their pipeline stage. Asked when training begins."""
+        ...
+
+
+@runtime_checkable
 class Informed(Protocol):
     """A framework that moves lost state and writes emergency checkpoints itself, and wants to know the plan."""
 

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 # They strike the train thread, so they need it at a certain place.
-_IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | FLIP_ACTIONS | {FaultAction.RAISE, FaultAction.HANG}
+_IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | FLIP_ACTIONS | {FaultAction.RAISE, FaultAction.HANG, FaultAction.SLOW}
 
 
 def _cannot(action: FaultAction) -> None:
@@ -114,6 +115,8 @@ class InjectionPoints:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.action is FaultAction.HANG:
             threading.Event().wait()
+        elif fault.action is FaultAction.SLOW:
+            time.sleep(fault.for_s)
         else:
             at = f"at {fault.point} " if fault.point else ""
             step = "" if fault.step is None else f"of step {fault.step} "

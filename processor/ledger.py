@@ -10,7 +10,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 HISTORY_STEPS = 31
 SHOWN_S = 1.0  # between two readings of reported values that are for people only
 Inputs = TypeVar("Inputs")
+TOKENS = "tokens"  # the reported value by which the work of a step is measured
 
 
 class Surroundings:
@@ -122,6 +123,17 @@ class Step:
             ProtocolViolation: The call is the second one in a step.
         """
         return self._ledger.inputs(given)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Bracket the wait for input that no DataLoader is waited for in: `with step.loading(): batch = next(stream)`.
+
+        A rank that waits longer than others there has a slow loader, and no slow device. A `DataLoader` of torch is
+        known without it.
+
+        Returns:
+            A context manager.
+        """
+        return self._ledger.loading()
 
     def update(self) -> "Update":
         """Bracket the local update: `with step.update(): optimizer.step(); scheduler.step()`.
@@ -227,10 +239,16 @@ class Ledger:
         found: Inputs = self._surroundings.inputs(given)
         return found
 
-    def reported(self) -> dict[str, float]:
-        """Return the values that were reported in this step. Raises ConfigurationError for what is no number."""
+    def loading(self) -> AbstractContextManager[None]:
+        """Book the time of a block as a wait for input."""
+        return self._step_clock.loading()
+
+    def reported(self, only: str = "") -> dict[str, float]:
+        """Return the values that were reported in this step, or one of them. Raises ConfigurationError: no number."""
         numbers = {}
         for name, value in self._values.items():
+            if only not in {"", name}:
+                continue
             try:
                 numbers[name] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
@@ -349,6 +367,7 @@ class Ledger:
         return True
 
     def _meet(self, index: int) -> bool:
+        self._step_clock.counted(self.reported(TOKENS).get(TOKENS, 0.0))
         try:
             self._surroundings.meet(index)
         except CommunicatorError:

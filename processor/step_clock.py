@@ -1,16 +1,19 @@
 """The step clock: what the train thread is doing, written where the agent reads it without a message.
 
 It also counts collectives: of two ranks that stand still, the one that has entered fewer is the one the other waits
-for.
+for. And it books the time of each step: all ranks' steps take equally long, as they wait for each other, so only a
+rank's own time tells that it is slow.
 """
 
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..protocol.types import Activity, InjectionPoint
+from ..protocol.types import Activity, InjectionPoint, StepTimes
+from .own_time import OwnTime
 
 if TYPE_CHECKING:
     from ..protocol.blackbox import BlackBox
@@ -32,7 +35,12 @@ class StepClock:
         self._collectives = 0
         self._outstanding = 0
         self._step_began_s = time.monotonic()
+        self._own = OwnTime()
+        self._thread = 0  # the train thread
+        self._loading = False
         self._write(self._step_began_s, 0.0)
+        if black_box is not None:
+            black_box.set_times(StepTimes(0, 0, 0, 0))  # of the process before this one
 
     def generation(self, generation: int) -> None:
         """Begin a generation: count collectives from 0 again, on all ranks alike."""
@@ -42,13 +50,44 @@ class StepClock:
     def begin_step(self, step: int, median_step_s: float) -> None:
         """Note that the train thread starts a step."""
         with self._lock:
-            self._step, self._activity = step, Activity.COMPUTING
-            self._step_began_s = now_s = time.monotonic()
-            self._write(now_s, median_step_s)
+            now_s = self._begin_step(step, median_step_s)
+            self._thread = threading.get_ident()
+            self._own.begin(now_s)
 
     def committed(self, step: int, median_step_s: float) -> None:
         """Note that `step` updates are applied, and start the clock of the next step."""
-        self.begin_step(step, median_step_s)
+        with self._lock:
+            times = self._own.end(self._begin_step(step, median_step_s), time.thread_time())
+            if self._black_box is not None:
+                self._black_box.set_times(times)
+
+    def of_stage(self, stage: int) -> None:
+        """Take in with which ranks this one does equal work."""
+        self._own.stage = stage
+
+    def counted(self, tokens: float) -> None:
+        """Note how many tokens the present step has."""
+        self._own.counted(tokens)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Book the time of a block as a wait for input. Inside another such block, or in another thread: nothing."""
+        if self._loading or self._thread != threading.get_ident():
+            yield
+            return
+        self._loading, began_s = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self._loading = False
+            with self._lock:
+                self._own.loaded(time.monotonic() - began_s)
+
+    def _begin_step(self, step: int, median_step_s: float) -> float:
+        self._step, self._activity = step, Activity.COMPUTING
+        self._step_began_s = now_s = time.monotonic()
+        self._write(now_s, median_step_s)
+        return now_s
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Have values that the script has reported of a step seen from outside."""
@@ -63,9 +102,10 @@ class StepClock:
     def doing(self, activity: Activity) -> None:
         """Note what the train thread does now."""
         with self._lock:
-            self._activity = activity
+            self._activity, now_s = activity, time.monotonic()
+            self._own.doing(activity, now_s, time.thread_time())
             if self._black_box is not None:
-                self._black_box.set_activity(activity, time.monotonic())
+                self._black_box.set_activity(activity, now_s)
 
     def entered(self, op: str, group: tuple[int, ...] = ()) -> None:
         """Note that a collective of the training starts."""
@@ -73,17 +113,31 @@ class StepClock:
         with self._lock:
             self._collectives += 1
             self._outstanding += 1
+            now_s = time.monotonic()
+            if self._thread == threading.get_ident():
+                self._own.entered(now_s, time.thread_time())
             if self._black_box is not None:
                 self._black_box.set_collectives(self._collectives)
                 if self._outstanding == 1:
-                    self._black_box.set_activity(Activity.COLLECTIVE, time.monotonic())
+                    self._black_box.set_activity(Activity.COLLECTIVE, now_s)
 
     def left(self, op: str) -> None:
         """Note that a collective of the training is over."""
         with self._lock:
             self._outstanding = max(0, self._outstanding - 1)
-            if self._outstanding == 0 and self._black_box is not None:
-                self._black_box.set_activity(self._activity, time.monotonic())
+            if self._outstanding:
+                return
+            now_s = time.monotonic()
+            if self._thread != threading.get_ident():
+                self._own.ended_beside(now_s)
+            if self._black_box is not None:
+                self._black_box.set_activity(self._activity, now_s)
+
+    def waited(self, seconds: float) -> None:
+        """Note that the calling thread has waited for a collective."""
+        with self._lock:
+            if self._thread == threading.get_ident():
+                self._own.waited(seconds, time.monotonic(), time.thread_time())
 
     def _write(self, now_s: float, median_step_s: float) -> None:
         if self._black_box is None:

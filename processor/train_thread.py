@@ -5,6 +5,7 @@ What comes next is said by `rank_loop.py`, which waits for nothing.
 
 import logging
 import os
+import sys
 import time
 import traceback
 from collections import deque
@@ -25,7 +26,7 @@ from .ballot import Together
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
-from .framework import Comparable, Informed, LeavesOut
+from .framework import Comparable, Informed, LeavesOut, Staged
 from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
 from .local_state import LocalState
@@ -81,6 +82,12 @@ class TrainThread(Surroundings):
         runtime = self._runtime
         self._train_function = train
         self._framework.bind(self._ledger)
+        if isinstance(self._framework, Staged):
+            runtime.step_clock.of_stage(self._framework.stage)
+        if "torch" in sys.modules:
+            from .data import time_loaders
+
+            time_loaders(runtime.step_clock.loading)
         self._warn()
         if runtime.connected or not runtime.black_box.copies():
             # A newcomer keeps what its predecessor left: it may be the last copy.

@@ -66,6 +66,11 @@ class WholeState:
         """The index of the current step, 0-based: how many updates have been committed."""
         return self._bound("step").count
 
+    @property
+    def stage(self) -> int:
+        """The number that ranks with equal work have in common: here all do the same."""
+        return 0
+
     def audit(self) -> tuple[str, ...]:
         """Return what a recovery could not bring back. Runs at start and after the first steps, and warns in the log.
 

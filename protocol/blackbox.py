@@ -12,6 +12,7 @@ Layout, native byte order and alignment (both ends are on one machine)::
                        activity_began_s, step_began_s, median_step_s: ten words of 8 bytes
     144    votes       the newest state that passed one, shards here that none can check: each stands alone
     160    reported    sequence, incarnation, step, and up to six values of it, each behind a name of 32 bytes
+    448    times       steps, own_us, input_us, wait_us, tokens, stage, as StepTimes: under the sequence of the progress
     512    4 slots     local, local, peer, peer; each a header of 64 bytes and the capacity
            header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
 
@@ -31,7 +32,7 @@ import xxhash
 from .bounds import LONGEST_REPORTED, MOST_REPORTED
 from .errors import AgentError, RecoveryError
 from .reports import ReportedValues
-from .types import Activity, LocalStateCopy, RankProgress
+from .types import Activity, LocalStateCopy, RankProgress, StepTimes
 
 _MAGIC = 0x6D69_6473_7465_7031
 _VERSION = 2
@@ -42,6 +43,8 @@ _PROGRESS_FIELDS = struct.Struct("@6q3d")
 _REPORTED_BYTES = 160
 _REPORTED = struct.Struct("@2q")  # behind its sequence
 _REPORTED_VALUE = struct.Struct(f"@{LONGEST_REPORTED}sd")
+_TIMES = struct.Struct("@6q")
+_TIMES_BYTES = 448
 _SLOTS_BYTES = 512
 _WORD_BYTES = 8
 _READ_TRIES = 100
@@ -307,6 +310,23 @@ class BlackBox:
         }
         return ReportedValues(self.rank, incarnation, step, values)
 
+    def set_times(self, times: StepTimes) -> None:
+        """Write the time of all steps so far, by what was done in it. Runs at the end of a step."""
+        sequence = self._words[_SEQUENCE] | 1
+        self._words[_SEQUENCE] = sequence
+        fields = (times.steps, times.own_us, times.input_us, times.wait_us, times.tokens, times.stage)
+        _TIMES.pack_into(self._memory, _TIMES_BYTES, *fields)
+        self._words[_SEQUENCE] = sequence + 1
+
+    def _read_times(self) -> StepTimes | None:
+        """Read the time of all steps; None where no step has one, or a writer is in between."""
+        for _ in range(_READ_TRIES):
+            sequence = self._words[_SEQUENCE]
+            times = StepTimes(*_TIMES.unpack_from(self._memory, _TIMES_BYTES))
+            if sequence == self._words[_SEQUENCE] and not sequence & 1:
+                return times if times.steps > 0 else None
+        return None
+
     def read_progress(self, now_s: float) -> RankProgress | None:
         """Read the step clock at `now_s` (monotonic); None when it was never written.
 
@@ -329,6 +349,7 @@ class BlackBox:
             median_step_s=median,
             agreed_step=max(0, self._words[_AGREED]),
             unchecked=max(0, self._words[_UNCHECKED]),
+            times=self._read_times(),
         )
 
     def read_clock(self) -> tuple[tuple[Any, ...], bool]:

@@ -36,6 +36,7 @@ ProcessId = Annotated[int, Meta(ge=0, le=LARGEST_PROCESS_ID)]
 ExitStatus = Annotated[int, Meta(ge=-1024, le=1024)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Device = Annotated[int, Meta(ge=0, le=LARGEST_RANK)]
+Stage = Annotated[int, Meta(ge=-1, le=LARGEST_RANK)]
 Seconds = Annotated[float, Meta(ge=0, le=LATEST_S)]  # an infinity or what is no number is out of these bounds, too
 Share = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]

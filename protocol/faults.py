@@ -49,6 +49,8 @@ class FaultKind(StrEnum):
     NETWORK = "network"
     STORAGE = "storage"
     NODE_JOINED = "node_joined"  # no fault: a world that was made smaller can grow again
+    SLOW = "slow"  # a rank, or all of a node, computes more slowly than others with equal work
+    SLOW_INPUT = "slow_input"  # a rank waits longer for its data loader than others do
     RULE = "rule"  # a value that the script reports breaks a rule of the policy, which `code` names
     REQUESTED = "requested"  # no fault: an operator asks for something at a step boundary
     DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
@@ -229,6 +231,7 @@ class FaultAction(StrEnum):
     RAISE = "raise"
     EXIT = "exit"  # exit status 1, without a word
     HANG = "hang"  # sleep in Python for ever
+    SLOW = "slow"  # sleep for a time: with a rate of 1 in each step, as a device does that is slow
     KILL_NODE = "kill_node"  # agent and processes of the node, at once
     FLIP_PARAMETER = "flip_parameter"  # bits of a parameter, and nothing is raised
     FLIP_MOMENT = "flip_moment"  # of the optimizer's state
@@ -280,3 +283,4 @@ class ArmedFault(msgspec.Struct, frozen=True):
     ] = ()  # only in the process group of these ranks; (): any
     rate: Share = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once
     bits: FlippedBits = FlippedBits.ONE  # of a flip
+    for_s: Seconds = 0.0  # how long to sleep

@@ -147,6 +147,9 @@ class RankStatus(msgspec.Struct, frozen=True):
     guest_copies: tuple[GuestCopy, ...] = ()  # of ranks of other nodes, kept here
     agreed_step: int = 0  # the newest state that passed a vote; 0: none has
     unchecked: int = 0  # shards that no vote can check
+    own_s: float = 0.0  # of its last steps, each: it computed
+    input_s: float = 0.0  # and waited for its data loader
+    slowness: float = 0.0  # its own time, in times of that of ranks with equal work; 0: not compared
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Text
+from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Stage, Text
 from .compat import StrEnum
 from .faults import ArmedFault as ArmedFault
 from .faults import Assertion as Assertion
@@ -235,6 +235,21 @@ class Rendezvous(StoreEndpoint, frozen=True):
     secret: str
 
 
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """The time of all steps that a process has committed, in microseconds, by what its train thread did.
+
+    `own_us`: it computed. `input_us`: it waited for its data loader. `wait_us`: it waited for other ranks. `tokens`: of
+    these steps, where the script reports them. `stage`: ranks of one stage do equal work in each step; -1: not known.
+    """
+
+    steps: Count
+    own_us: Count
+    input_us: Count
+    wait_us: Count
+    tokens: Count = 0
+    stage: Stage = -1
+
+
 class RankProgress(msgspec.Struct, frozen=True):
     """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading."""
 
@@ -253,6 +268,7 @@ class RankProgress(msgspec.Struct, frozen=True):
     guest_copies: Annotated[tuple[GuestCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of others, kept here
     agreed_step: Count = 0  # the newest state that passed a vote; 0: none has
     unchecked: Count = 0  # shards here that no vote can check
+    times: StepTimes | None = None  # None: no step was committed
 
 
 class RunningProcess(msgspec.Struct, frozen=True):

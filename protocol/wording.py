@@ -43,6 +43,8 @@ FAULT_WORDS = {
     FaultKind.NETWORK: FaultWords("network fault", "had a network fault"),
     FaultKind.STORAGE: FaultWords("storage fault", "had a storage fault"),
     FaultKind.NODE_JOINED: FaultWords("node joined", "joined a world that was smaller than asked for"),
+    FaultKind.SLOW: FaultWords("slow", "computed more slowly than others with equal work"),
+    FaultKind.SLOW_INPUT: FaultWords("slow input", "waited longer for its data loader than others"),
     FaultKind.RULE: FaultWords("broken rule", "reported a value that breaks a rule"),
     FaultKind.REQUESTED: FaultWords("requested", "was to be stopped at a step boundary"),
     FaultKind.DETECTOR: FaultWords("unreadable document", "could not be looked at"),

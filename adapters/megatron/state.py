@@ -71,6 +71,13 @@ class MegatronState:
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
+    @property
+    def stage(self) -> int:
+        """The number that ranks with equal work have in common: that of their pipeline stage."""
+        from megatron.core import parallel_state
+
+        return int(parallel_state.get_pipeline_model_parallel_rank())
+
     def bind(self, ledger: "Ledger") -> None:
         """Set the step ledger, and hook the calls of which a step consists."""
         self._ledger = ledger

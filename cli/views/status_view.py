@@ -30,6 +30,7 @@ RANK_ROWS = 32  # of a big world: first the ranks whose state is not the most co
 INCIDENTS = 5
 CONTROLS = 5
 FAULT_ROWS = 16
+SHOWN_SLOWNESS = 1.1  # times as long as others
 STRANGERS = 3  # names of nodes that are not the job's
 _SEVERITY = {each: place for place, each in enumerate(reversed(tuple(Treatment)))}
 FAULT_STYLES = {Treatment.LEAVE: "bold red", Treatment.RESTART: "yellow", Treatment.CLOSE: "yellow"}
@@ -44,6 +45,7 @@ def status_view(status: JobStatus) -> RenderableType:
     parts += [
         *copy_lines(status),
         *vote_lines(status),
+        *slowness_lines(status),
         *controller_lines(status),
         *hold_lines(status),
         *webhook_lines(status),
@@ -122,6 +124,21 @@ def reported_lines(status: JobStatus) -> list[Text]:
         Text(f"reported by rank {rank} for step {step:,}: {', '.join(values)}")
         for (step, rank), values in found.items()
     ]
+
+
+def slowness_lines(status: JobStatus) -> list[Text]:
+    """Return which rank is the slowest, and by how much; nothing where none is much slower than others."""
+    compared = [rank for rank in status.ranks if rank.slowness]
+    if not compared:
+        return []
+    worst = max(compared, key=lambda rank: rank.slowness)
+    if worst.slowness < SHOWN_SLOWNESS:
+        return []
+    text = (
+        f"slowest: rank {worst.rank} on {cell(worst.node)} computes for {duration_text(worst.own_s)} in a step, "
+        f"{worst.slowness:.2f} times as long as others with equal work"
+    )
+    return [Text(text)]
 
 
 def webhook_lines(status: JobStatus) -> list[Text]:

@@ -5,6 +5,7 @@ set by whichever comes first, the backend's completion or the end of the scope.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -127,10 +128,18 @@ class GroupWork(dist.Work):
         """
         try:
             if not self._done():
-                self._await(timeout.total_seconds())
+                self._stand_still(timeout.total_seconds())
             return self._outcome()
         finally:
             self._leave()
+
+    def _stand_still(self, timeout_s: float) -> None:
+        began_s = time.monotonic()
+        try:
+            self._await(timeout_s)
+        finally:
+            if self._observer is not None:
+                self._observer.waited(time.monotonic() - began_s)
 
     def _await(self, timeout_s: float) -> None:
         if self._woken is None:

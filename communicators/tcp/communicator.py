@@ -3,6 +3,7 @@
 One group, that of all ranks. Results depend on the values and the number of ranks, never on what arrives first.
 """
 
+import time
 from typing import Any
 
 import numpy as np
@@ -210,11 +211,14 @@ class _observed:  # noqa: N801 - used as a function
 
     def __init__(self, observer: CollectiveObserver | None, op: str, members: tuple[int, ...]) -> None:
         self._observer, self._op, self._members = observer, op, members
+        self._began_s = 0.0
 
     def __enter__(self) -> None:
         if self._observer is not None:
             self._observer.entered(self._op, self._members)
+            self._began_s = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._observer is not None:
+            self._observer.waited(time.monotonic() - self._began_s)
             self._observer.left(self._op)

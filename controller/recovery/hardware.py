@@ -13,7 +13,7 @@ import msgspec
 from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
 from ...policies.schema import SubHealthAction
 from ...protocol.messages import FaultReported
-from ...protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
+from ...protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel, FaultReport
 from . import topic as do
 from .orders import settle
 from .state import JobState, Phase
@@ -27,6 +27,8 @@ def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
         return [do.CountWrong(report)]
     if report.kind is FaultKind.RULE:  # nothing is at fault
         return [do.RuleBroken(report)]
+    if report.kind in {FaultKind.SLOW, FaultKind.SLOW_INPUT} and report.seen_by == CONTROLLER:
+        return [do.JudgeSlowness(report)]
     return _sort_out(state, do.SortOut(report))
 
 

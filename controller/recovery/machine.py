@@ -33,6 +33,7 @@ returns recommendations. Below the topics are the facts, and the verbs that send
 (`orders.py`).
 
     integrity   strikes of ranks that were wrong in a vote on what all hold
+    slowness    nodes whose ranks compute more slowly than others, and how many are drained for it
     hardware    faults of devices and nodes: the book, and whether a rank is hurt
     nodes       nodes that come, go, are promised and checked; the platform; operators' injuries
     decision    facts, ladder, rung, attempt, cost
@@ -96,6 +97,7 @@ from .nodes import NODES
 from .planned_change import PLANNED
 from .rules import RULES
 from .saving import SAVING
+from .slowness import SLOWNESS
 from .spares import SPARES
 from .start import START, wait_for_nodes
 from .state import Arrivals, JobState, Phase
@@ -105,6 +107,7 @@ from .world import NOT_STOPPED, REACHABLE, Meeting, Node, NodeState, World
 TOPICS = (
     HARDWARE,
     INTEGRITY,
+    SLOWNESS,
     NODES,
     DECISION,
     BLAME,

@@ -248,6 +248,7 @@ class Accounts:
     paid: list[Spent] = field(default_factory=list)  # for attempts that are over, as long as a budget counts them
     node_failures: list[NodeFailure] = field(default_factory=list)
     strikes: list[WrongVote] = field(default_factory=list)  # within the policy's window
+    slow: list[NodeFailure] = field(default_factory=list)  # nodes that were to be drained for it, the same
     restarts: int = 0  # of the whole world
 
 
@@ -293,8 +294,7 @@ class Progress:
 
     def resumed(self, step: int) -> None:
         """Forget how fast the world before was: all train on from `step`."""
-        self.committed, self.is_current = step, False
-        self.first_steps_at_s = self.median_step_s = 0.0
+        self.committed, self.is_current, self.first_steps_at_s, self.median_step_s = step, False, 0.0, 0.0
 
     def first_step(self, committed: int, median_step_s: float, at_s: float) -> None:
         """Take note of a first step after a resume. A newcomer's history is that slow step: the least knows best."""

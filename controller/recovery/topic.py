@@ -40,6 +40,12 @@ class CountWrong(Recommendation, frozen=True):
     report: FaultReport
 
 
+class JudgeSlowness(Recommendation, frozen=True):
+    """The ranks of a node compute more slowly than others, or do so no more: say what is to be done about it."""
+
+    report: FaultReport
+
+
 class TakeFault(Recommendation, frozen=True):
     """Something is wrong with a rank or node as it is now: drop it as stale, suspect, or blame."""
 

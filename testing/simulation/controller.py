@@ -22,9 +22,10 @@ from ...controller.recovery.events import (
 from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
 from ...controller.routes import Routes
+from ...controller.slow_ranks import SlowRanks
 from ...controller.time_account import TimeAccount
 from ...protocol.mailbox import Mailbox
-from ...protocol.messages import Envelope, NodeLost, Report
+from ...protocol.messages import Envelope, FaultReported, NodeHeartbeat, NodeLost, Report
 from ...protocol.types import CONTROLLER, PLATFORM, node_address
 from ..invariants import Invariant
 from ..transitions import is_known
@@ -81,6 +82,7 @@ class Controller:
             last_s = at_s
         assert last_s <= self._timeline.now
         self._liveness.start(self._timeline.now)
+        self._slow = SlowRanks()
         self.up = True
         self._deadline_s: float | None = None
         world.log(f"controller of term {self.term} starts in {self.machine.phase}")
@@ -223,6 +225,15 @@ class Controller:
         if self._liveness.hear(node, self._timeline.now):
             self.tell(NodeReturned(node))
 
+    def _compare_ranks(self, now: float) -> None:
+        """Take in the times of ranks, and what follows from them."""
+        for name, agent in self._world.agents.items():
+            if agent.is_heard:
+                clocks = tuple(process.progress() for process in agent.processes())
+                self._slow.take(NodeHeartbeat(name, now, clocks))
+        for report in self._slow.look(now, self.machine.state):
+            self.tell(FaultReported(report))
+
     def _transmit(self, envelope: Envelope) -> None:
         connection = self._routes.connection(envelope.receiver)
         if connection is not None:
@@ -257,6 +268,8 @@ class Controller:
         for name, agent in list(self._world.agents.items()):
             if self.up and agent.is_heard:
                 self._hear(name)
+        if self.up and self._world.plays_times:
+            self._compare_ranks(now)
         for event in self._liveness.judge(now) if self.up else ():
             self.tell(event)  # unless it has died over the one before
         if self._liveness.heard_again:

@@ -7,6 +7,7 @@ count of updates in it, so that mixed-up state shows; the simulation judges by i
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ...processor.own_time import OwnTime
 from ...processor.session import Order
 from ...protocol import messages as m
 from ...protocol.mailbox import Mailbox
@@ -19,6 +20,7 @@ from ...protocol.types import (
     FaultKind,
     FaultReport,
     RankProgress,
+    StepTimes,
     rank_address,
 )
 from ..invariants import Invariant
@@ -60,6 +62,8 @@ class Process(FakeProcess, PlayedThread):
         self.byzantine: Byzantine | None = None  # what will be wrong with what it says next
         self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
         self.copies = PlayedCopies(self)
+        self.own, self.times = OwnTime(), StepTimes(0, 0, 0, 0)
+        self.own.stage = 0
         self.copied_rank: int | None = None  # the rank whose buddy this one is
         self._said: list[m.RankReady | m.RankQuiesced] = []
         self._waiting: Callable[[Order], None] | None = None  # what lets the train thread go on with an order
@@ -79,6 +83,11 @@ class Process(FakeProcess, PlayedThread):
     def unwatched(self) -> bool:
         """Return whether it may stand still for ever: in a checkpoint, or at its end when no other rank is left."""
         return self.activity is Activity.CHECKPOINTING or (self.activity is Activity.FINISHED and self.world_size == 1)
+
+    def doing(self, activity: Activity) -> None:
+        """Set the step clock's activity, and book the time of the one before."""
+        super().doing(activity)
+        self.own.doing(activity, self.world.timeline.now, 0.0)
 
     def inject(self, action: FaultAction) -> None:
         """Do what an operator has injected."""
@@ -137,6 +146,7 @@ class Process(FakeProcess, PlayedThread):
             rank=self.rank, incarnation=self.incarnation, generation=self.session.generation, step=self.standing.count,
             activity=self.activity, collectives=self.collectives, activity_age_s=now - self.since_s,
             step_age_s=now - self.step_since_s, median_step_s=0.1, suspended=self.suspended,
+            times=self.times if self.times.steps else None,
         )  # fmt: skip
 
     def _transmit(self, envelope: m.Envelope) -> None:

@@ -87,6 +87,7 @@ class TrainFunction:
         process, world = self._process, self._world
         process.doing(Activity.COMPUTING)
         process.step_since_s = world.timeline.now
+        process.own.begin(world.timeline.now)
         process.agent.watch_step(process, first=self._first_step)
         world.rank_watch.computing(process)
         yield process.sleep(world.chance.uniform(0.02, 0.1) * process.slowness)
@@ -163,6 +164,7 @@ class TrainFunction:
         self._let_fail(StepPoint.UPDATE)
         process.memory.update()
         goes_on = process.steps.commit()
+        process.times = process.own.end(world.timeline.now, 0.0)
         world.rank_watch.committed(process)
         if not goes_on:
             return

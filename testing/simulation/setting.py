@@ -15,6 +15,8 @@ from ...policies.schema import (
     RolePolicy,
     RungPolicy,
     ScalePolicy,
+    SlowAction,
+    SlowPolicy,
     default_policy,
 )
 from ...protocol.types import JobSettings, JobSpec, RestoreSource, Rung, StandbyDepth
@@ -148,6 +150,16 @@ def with_copies(setting: Setting, chance: random.Random) -> Setting:
     restore = tuple(each for each in best_first if each in {*policy.restore, RestoreSource.HOST_COPY})
     policy = msgspec.structs.replace(policy, restore=restore, host_copy=chance.choice(copies))
     return msgspec.structs.replace(setting, policy=policy, replicas=chance.choice((1, 1, setting.replicas)))
+
+
+def with_slow_ranks(setting: Setting) -> Setting:
+    """Have slow nodes drained, in a long job with replicas."""
+    slow = SlowPolicy(then=SlowAction.DRAIN, for_s=0.0)
+    policy = msgspec.structs.replace(default_policy(), slow=slow)
+    return msgspec.structs.replace(
+        setting, policy=policy, plain=False, nodes=max(2, setting.nodes), spares=max(1, setting.spares),
+        replicas=max(2, setting.nodes) * setting.ranks_per_node, total_steps=240, slow_checkpoints=False,
+    )  # fmt: skip
 
 
 def draw_ahead(setting: Setting, chance: random.Random) -> Setting:

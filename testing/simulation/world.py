@@ -24,7 +24,7 @@ from .node import SimulatedAgent, SimulatedPlatform
 from .process import Disk, Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
-from .setting import draw_ahead, draw_saving, draw_setting, with_copies
+from .setting import draw_ahead, draw_saving, draw_setting, with_copies, with_slow_ranks
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
@@ -37,7 +37,8 @@ class SimulatedWorld:
     """One simulated job. What is drawn from `seed` is the same every time.
 
     With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual. The nodes are in so
-    many `racks` that fail together; 0: each is its own failure domain. With `host_copies` ranks take some.
+    many `racks` that fail together; 0: each is its own failure domain. With `host_copies` ranks take some. With
+    `slow_ranks` heartbeats carry their times, and those that are slow are drained.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SimulatedWorld:
         plan: Callable[["SimulatedWorld", random.Random, Phase | None], None] | None = None,
         racks: int = 0,
         host_copies: bool = False,
+        slow_ranks: bool = False,
     ) -> None:
         self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
@@ -56,6 +58,9 @@ class SimulatedWorld:
         setting = draw_saving(draw_setting(chance, focus), random.Random(f"{seed} saving"))
         if host_copies:
             setting = with_copies(setting, random.Random(f"{seed} copies"))
+        self.plays_times = slow_ranks
+        if slow_ranks:
+            setting = with_slow_ranks(setting)
         self.setting = setting = draw_ahead(setting, random.Random(f"{seed} ahead"))
         self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()

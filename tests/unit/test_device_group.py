@@ -50,6 +50,9 @@ class Observer:
     def left(self, op: str) -> None:
         self.told.append(f"left {op}")
 
+    def waited(self, seconds: float) -> None:
+        assert seconds >= 0
+
 
 CPU = torch.device("cpu")
 

@@ -155,6 +155,9 @@ class Diary:
     def left(self, op: str) -> None:
         self.entries.append(("left", op))
 
+    def waited(self, seconds: float) -> None:
+        assert seconds >= 0
+
 
 def be_watched(rank: Rank) -> None:
     communicator = rank.join()

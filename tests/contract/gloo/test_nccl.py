@@ -67,6 +67,9 @@ class Watching:
     def left(self, op: str) -> None:
         self.told.append(f"left {op}")
 
+    def waited(self, seconds: float) -> None:
+        assert seconds >= 0
+
 
 def be_watched(rank: Rank) -> None:
     """Wait for one collective at once, and for another one later."""

@@ -1,0 +1,138 @@
+"""Ranks that are slow are named, and drained between two steps. A slow loader is called that, and drains nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from midstep.cli.main import main
+from midstep.protocol.incidents import JobStatus
+
+from .comparing import assert_nobody_harmed, assert_same_numbers, finish
+from .conftest import StartJob
+from .jobs import ROOMY, Job
+
+pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(400)]
+
+SLOWED = Path(__file__).with_name("slowed.py")
+RANKS, STEPS, WORK_S = 2, 160, 0.06
+WITHIN_STEPS = 20
+QUOTAS = Path("/sys/fs/cgroup/cpu")
+
+
+def slowed(start: StartJob, how: dict[str, Any], **options: Any) -> Job:
+    """Start two ranks; how slow they are is heard a few times a second."""
+    policy = {
+        **ROOMY,
+        "heartbeat": {"interval_s": 0.15, "missed": 60},
+        "slow": {"then": "drain", "for_s": 0},
+    }
+    return start(policy=policy, script=SLOWED, more_arguments=[json.dumps(how)], steps=STEPS, step_s=WORK_S, **options)
+
+
+def under_way(job: Job) -> JobStatus:
+    """Wait until the ranks are compared."""
+    return job.until(
+        lambda status: all(rank.slowness for rank in status.ranks) and len(status.ranks) == RANKS, "scores"
+    )
+
+
+def named(kind: str = "slow", node: str = "") -> Callable[[JobStatus], bool]:
+    """Say whether a node is called slow."""
+    return lambda status: any(fault.report.kind == kind and node in {"", fault.report.node} for fault in status.faults)
+
+
+@contextlib.contextmanager
+def pulses(pid: int, stopped_s: float = 0.05, running_s: float = 0.05) -> Iterator[None]:
+    """Stop a process again and again, until it is gone or the block is left."""
+    over = threading.Event()
+
+    def pulse() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(stopped_s)
+                os.kill(pid, signal.SIGCONT)
+                over.wait(running_s)
+
+    thread = threading.Thread(target=pulse)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def quota(pid: int, share: float = 0.06) -> Iterator[None]:
+    """Let a process have so much of a core, by a control group."""
+    group = QUOTAS / f"midstep-{pid}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_quota_us").write_text(str(round(100_000 * share)))
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for line in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):
+                (QUOTAS / "cgroup.procs").write_text(line)
+        group.rmdir()
+
+
+@pytest.fixture(scope="module")
+def with_slow_loader(start_shared_job: StartJob) -> tuple[Job, JobStatus]:
+    """A job of which one rank has a slow loader, and how it stood when that was known; it has ended."""
+    job = slowed(start_shared_job, {"loader_s": 0.004}, nodes=1, ranks_per_node=RANKS)
+    seen = job.until(named("slow_input"), "slow input")
+    assert finish(job)["incidents"] == [], job.said()
+    return job, seen
+
+
+def test_a_slow_loader_is_called_slow_input_and_nobody_is_replaced(with_slow_loader: tuple[Job, JobStatus]) -> None:
+    """Its own time is that of the others."""
+    _, seen = with_slow_loader
+    (fault,) = seen.faults
+    assert "slow input of rank 1" in fault.report.detail
+    assert fault.report.level == "NotHandleFault"
+    assert seen.ranks[1].input_s > 0.02 > seen.ranks[0].input_s
+    assert seen.ranks[1].slowness < 1.3
+
+
+@contextlib.contextmanager
+def on_purpose(_: int, job: Job) -> Iterator[None]:
+    """Have rank 1 be slow, as a user does."""
+    done = CliRunner().invoke(main, ["inject", str(job.directory), "--rank", "1", "--slow", "0.06"])
+    assert done.exit_code == 0, done.output
+    yield
+
+
+@pytest.mark.parametrize("slowing", [pulses, quota, on_purpose], ids=["pulses", "quota", "on purpose"])
+def test_a_slow_rank_is_named_within_20_steps_and_drained(
+    start_job: StartJob, slowing: Callable[..., Any], with_slow_loader: tuple[Job, JobStatus]
+) -> None:
+    """Between two steps; nobody else is touched, no step is lost or repeated, and no bit differs."""
+    job = slowed(start_job, {"spins": 500}, nodes=RANKS, ranks_per_node=1, spares=1)
+    before = under_way(job)
+    rank = before.ranks[1]
+    with slowing(rank.pid, job) if slowing is on_purpose else slowing(rank.pid):
+        seen = job.until(named(node=rank.node), "a slow rank")
+        job.until(lambda now: now.ranks[1].pid != rank.pid, "the drain")
+    (incident,) = finish(job)["incidents"]
+    assert_nobody_harmed(incident, {1}, ranks=RANKS)
+    assert incident["committed_before"] == incident["resumed_step"]
+    assert f"{rank.node} is not well (rank 1 is slow" in incident["decisions"][0]["reason"]
+    assert seen.committed - before.committed <= WITHIN_STEPS + 5  # a status is asked for between two heartbeats
+    for each in range(RANKS):
+        lines = (job.records / f"steps.{each}").read_text().splitlines()
+        assert Counter(int(line.split()[0]) for line in lines) == Counter(range(STEPS))
+    assert_same_numbers(job.record(), with_slow_loader[0].record(), ranks=RANKS)
