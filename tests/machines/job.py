@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 
 from midstep.controller.endpoints.control_requests import (
@@ -275,6 +276,8 @@ class Job:
             timeout=PATIENCE_S,
         )
         report: dict[str, Any] = json.loads(done.stdout)
+        time = report["time"]  # of every job on machines, whatever has happened to it
+        assert sum(time["seconds"].values()) == pytest.approx(time["wall_s"], rel=0.01)
         return report
 
     def said(self) -> str:
