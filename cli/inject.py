@@ -30,7 +30,14 @@ FAULT_ACTIONS = tuple(
 FLIPS = tuple(action.value.removeprefix("flip_") for action in t.FaultAction if action.value.startswith("flip_"))
 FLIPPED = (*FLIPS, *(f"{flip}:{bits}" for flip in FLIPS for bits in t.FlippedBits if bits is not t.FlippedBits.ONE))
 # Where a flip is to be seen as what it is: memory that changes while the step computes, and an update that is wrong.
-FLIP_POINTS = {"parameter": "forward", "moment": "update", "gradient": "update", "activation": "forward"}
+FLIP_POINTS = {
+    "parameter": "forward",
+    "moment": "update",
+    "gradient": "update",
+    "activation": "forward",
+    "repair": "rebuild",  # where shards begin to move
+    "checkpoint": "forward",
+}
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
 ASK_S = 10.0
 INJECTOR = t.detector_address("inject")

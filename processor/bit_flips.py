@@ -5,6 +5,7 @@ Of the tensors of a kind one is chosen by chance, and in it an element that is n
 computed, an activation or a gradient in the middle of a backward pass, is flipped when it comes by.
 """
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ import torch
 from ..protocol.errors import ConfigurationError
 from ..protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 from . import tree
+from .checkpoints.entries import complete_steps
+from .checkpoints.files import SHARD, step_directory
 from .framework import Exposed
 
 if TYPE_CHECKING:
-    from .framework import Framework
+    from .framework import Framework, OpenShard
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EXPONENT_BITS = {torch.float32: 8, torch.bfloat16: 8, torch.float16: 5, torch.float64: 11}
@@ -28,14 +31,22 @@ _PARTS = {FaultAction.FLIP_PARAMETER: "parameters", FaultAction.FLIP_MOMENT: "op
 class BitFlips:
     """Flips bits in the train thread of one rank."""
 
-    def __init__(self, framework: "Framework", rank: int, incarnation: int) -> None:
+    def __init__(self, framework: "Framework", rank: int, incarnation: int, checkpoints: str | None = None) -> None:
+        """`checkpoints`: where the job has them."""
         self._framework = framework
+        self._checkpoints = checkpoints
         self._dice = random.Random(f"{rank}/{incarnation}")
 
     def flip(self, fault: ArmedFault) -> None:
         """Do what the fault says. Raises ConfigurationError where the framework has no such tensors."""
         if fault.action is FaultAction.FLIP_ACTIVATION:
             self._flip_next_activation(fault)
+            return
+        if fault.action is FaultAction.FLIP_REPAIR:
+            self._flip_what_is_sent_next(fault)
+            return
+        if fault.action is FaultAction.FLIP_CHECKPOINT:
+            self._flip_newest_checkpoint()
             return
         if fault.action is FaultAction.FLIP_GRADIENT and fault.point is InjectionPoint.BACKWARD:
             self._flip_next_gradient(fault)
@@ -81,6 +92,35 @@ class BitFlips:
 
         attach: list[Any] = [parameter.register_hook for parameter in self._parameters()]
         handles += [hook(flip) for hook in attach]
+
+    def _flip_what_is_sent_next(self, fault: ArmedFault) -> None:
+        """Have the shard that is opened next be a copy, in which each tensor is flipped: its source stays right."""
+        framework: Any = self._framework
+        open_shard = framework.open_shard
+
+        def opened(shard_id: str) -> "OpenShard":
+            del framework.open_shard  # back to the method of its class
+            shard: Any = open_shard(shard_id)
+            copies = [tensor.detach().clone() for tensor in shard.tensors]
+            for copy in filter(_can_be_flipped, copies):
+                self._flip(copy, fault)
+            flipped: OpenShard = dataclasses.replace(shard, tensors=copies)
+            return flipped
+
+        framework.open_shard = opened
+
+    def _flip_newest_checkpoint(self) -> None:
+        """Flip a bit in the middle of the largest shard of the newest checkpoint that is complete."""
+        steps = complete_steps(self._checkpoints) if self._checkpoints else ()
+        if self._checkpoints is None or not steps:
+            raise ConfigurationError(f"{FaultAction.FLIP_CHECKPOINT}: no checkpoint is complete yet")
+        files = step_directory(self._checkpoints, max(steps)).glob(f"*{SHARD}")
+        largest = max(files, key=lambda path: path.stat().st_size)
+        with largest.open("r+b") as file:
+            file.seek(largest.stat().st_size // 2)
+            flipped = file.read(1)[0] ^ 1
+            file.seek(-1, 1)
+            file.write(bytes([flipped]))
 
     def _parameters(self) -> list[torch.Tensor]:
         if not isinstance(self._framework, Exposed):

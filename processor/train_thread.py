@@ -379,7 +379,8 @@ def _flip(runtime: "Runtime", framework: "Framework") -> Callable[[ArmedFault], 
     def flip(fault: ArmedFault) -> None:
         from .bit_flips import BitFlips  # of use to few, and MindSpore has no torch
 
-        BitFlips(framework, runtime.rank, runtime.incarnation).flip(fault)
+        checkpoints = runtime.settings.checkpoint_directory
+        BitFlips(framework, runtime.rank, runtime.incarnation, checkpoints).flip(fault)
 
     return flip
 

@@ -1,5 +1,6 @@
 """Bits that are flipped on purpose: one element or all, where nobody notices but a vote."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from midstep.processor import tree
 from midstep.processor.bit_flips import BitFlips
+from midstep.processor.checkpoints import archive
 from midstep.processor.shard import Shard
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
@@ -90,3 +92,30 @@ def test_a_gradient_is_flipped_when_the_backward_pass_computes_it() -> None:
         held.parameter.grad = None
         (held.parameter * 1.0).sum().backward()
         assert bool((held.parameter.grad != 1.0).all()) is differs
+
+
+def test_what_is_sent_next_is_a_flipped_copy() -> None:
+    """The source keeps what is right, and sends it the next time."""
+    held: Any = Held(torch.float32)
+    before = held.moment.clone()
+    BitFlips(held, 0, 1).flip(ArmedFault(0, FaultAction.FLIP_REPAIR, bits=FlippedBits.SIGN))
+    sent, again = (held.open_shard("whole").tensors for _ in range(2))
+    assert [int((one != other).sum()) for one, other in zip(sent, again, strict=True)] == [1, 1, 0]
+    assert torch.equal(held.moment, before)
+
+
+def test_a_bit_of_the_newest_checkpoint_is_flipped(tmp_path: Path) -> None:
+    """In its largest shard. Without one there is nothing to flip."""
+    held: Any = Held(torch.float32)
+    flips, fault = BitFlips(held, 0, 1, str(tmp_path)), ArmedFault(0, FaultAction.FLIP_CHECKPOINT)
+    with pytest.raises(ConfigurationError, match="no checkpoint is complete"):
+        flips.flip(fault)
+    for step in (10, 20):
+        archive.save_shard(tmp_path, step, "whole", held.open_shard("whole"))
+        archive.save_local(tmp_path, step, 0, b"own")
+        archive.publish(tmp_path, step, world_size=1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    flips.flip(fault)
+    ((changed, whole),) = [(path, data) for path, data in before.items() if path.read_bytes() != data]
+    assert changed.parent.name == "step-00000020"
+    assert sum((one ^ other).bit_count() for one, other in zip(whole, changed.read_bytes(), strict=True)) == 1
