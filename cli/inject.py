@@ -35,7 +35,6 @@ FLIP_POINTS = {
     "moment": "update",
     "gradient": "update",
     "activation": "forward",
-    "repair": "rebuild",  # where shards begin to move
     "checkpoint": "forward",
 }
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)

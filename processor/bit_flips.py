@@ -5,7 +5,6 @@ Of the tensors of a kind one is chosen by chance, and in it an element that is n
 computed, an activation or a gradient in the middle of a backward pass, is flipped when it comes by.
 """
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from .checkpoints.files import SHARD, step_directory
 from .framework import Exposed
 
 if TYPE_CHECKING:
-    from .framework import Framework, OpenShard
+    from .framework import Framework
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EXPONENT_BITS = {torch.float32: 8, torch.bfloat16: 8, torch.float16: 5, torch.float64: 11}
@@ -41,9 +40,6 @@ class BitFlips:
         """Do what the fault says. Raises ConfigurationError where the framework has no such tensors."""
         if fault.action is FaultAction.FLIP_ACTIVATION:
             self._flip_next_activation(fault)
-            return
-        if fault.action is FaultAction.FLIP_REPAIR:
-            self._flip_what_is_sent_next(fault)
             return
         if fault.action is FaultAction.FLIP_CHECKPOINT:
             self._flip_newest_checkpoint()
@@ -92,22 +88,6 @@ class BitFlips:
 
         attach: list[Any] = [parameter.register_hook for parameter in self._parameters()]
         handles += [hook(flip) for hook in attach]
-
-    def _flip_what_is_sent_next(self, fault: ArmedFault) -> None:
-        """Have the shard that is opened next be a copy, in which each tensor is flipped: its source stays right."""
-        framework: Any = self._framework
-        open_shard = framework.open_shard
-
-        def opened(shard_id: str) -> "OpenShard":
-            del framework.open_shard  # back to the method of its class
-            shard: Any = open_shard(shard_id)
-            copies = [tensor.detach().clone() for tensor in shard.tensors]
-            for copy in filter(_can_be_flipped, copies):
-                self._flip(copy, fault)
-            flipped: OpenShard = dataclasses.replace(shard, tensors=copies)
-            return flipped
-
-        framework.open_shard = opened
 
     def _flip_newest_checkpoint(self) -> None:
         """Flip a bit in the middle of the largest shard of the newest checkpoint that is complete."""

@@ -236,7 +236,6 @@ class FaultAction(StrEnum):
     FLIP_PARAMETER = "flip_parameter"  # bits of a parameter, and nothing is raised
     FLIP_MOMENT = "flip_moment"  # of the optimizer's state
     FLIP_GRADIENT = "flip_gradient"  # of one that is final; at `backward`, of one that is not reduced yet
-    FLIP_REPAIR = "flip_repair"  # of what this rank sends next in a repair, before its checksums are made
     FLIP_CHECKPOINT = "flip_checkpoint"  # of the file that this rank has written last for a checkpoint
     FLIP_ACTIVATION = "flip_activation"  # of what the next layer computes
     # The rest is for a device that can be harmed, which is the fake one.

@@ -209,17 +209,6 @@ def test_copies_that_never_are_equal_are_not_voted_on(start_job: StartJob) -> No
 
 
 @pytest.mark.soak
-def test_what_a_source_sends_wrongly_is_found_by_the_first_vote_after_the_repair(start_job: StartJob) -> None:
-    """Its checksum is that of what was sent. The newcomer is the odd one, and is brought back once more."""
-    kill = inject(1, InjectionPoint.BACKWARD, 12)
-    sent = ArmedFault(0, FaultAction.FLIP_REPAIR, InjectionPoint.REBUILD, 12, bits=FlippedBits.TENSOR)
-    job = run(start_job, 3, [kill, sent])
-    killed, wrong = finish(job)["incidents"]
-    assert (killed["replaced"], blamed(killed)) == ([1], set())
-    assert (blamed(wrong), wrong["restore"], wrong["steps_lost"]) == ({1}, "replica", 0), wrong
-
-
-@pytest.mark.soak
 def test_a_checkpoint_whose_file_has_changed_is_not_loaded(start_job: StartJob) -> None:
     """All ranks die, and go on from the one before it."""
     changed = ArmedFault(0, FaultAction.FLIP_CHECKPOINT, InjectionPoint.FORWARD, 23)
