@@ -20,7 +20,7 @@ from .ranks import RankHost
 
 TICK_S = 0.1
 LAG_S = 0.05  # a loop that is later than this did not run
-_Post = Callable[..., None]
+_Post = Callable[..., object]
 WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 # A process that is traced is stopped for a moment at each system call, and makes progress all the same.
 _Place = tuple[int, int, int, Activity, int]

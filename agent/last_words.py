@@ -55,7 +55,7 @@ class LastWords:
         node: str,
         logs: Callable[[], Sequence[ProcessLog]],
         *,
-        post: Callable[[NodeWords], None],
+        post: Callable[[NodeWords], object],
         is_connected: Callable[[], bool],
     ) -> None:
         """`logs`: the processes that run here, with what they print. `post` sends to the controller, once."""

@@ -1,8 +1,8 @@
 """The agent of a node: one process with one event loop that owns everything on the node and decides nothing.
 
-It joins the controller, starts and watches processes as ordered, relays the ranks' messages, and reads their step
-clocks. While there is no controller it keeps the training running and resends its reports. When it exits, for whatever
-reason, everything that it has started exits too.
+It joins the controller, starts and watches processes as ordered, speaks for its ranks, and reads their step clocks.
+While there is no controller it keeps the training running and resends its reports. When it exits, for whatever reason,
+everything that it has started exits too.
 
 A node that has joined by itself leaves when it is asked to, or was not needed for too long. A node that is asked keeps
 its ranks while the controller moves them between two steps, and leaves when none is there, or when its time is over.
@@ -35,7 +35,7 @@ from ..protocol.mailbox import Mailbox
 from ..protocol.private_files import replace_file
 from ..protocol.run_directories import Fate, remove_abandoned
 from ..protocol.transport import DealerSocket
-from ..protocol.types import FaultAction, JobSettings, JobSpec, node_address
+from ..protocol.types import ArmedFault, FaultAction, JobSettings, JobSpec, node_address
 from .heartbeat import Heartbeat
 from .last_words import LastWords
 from .linux import adopt_orphans
@@ -119,23 +119,32 @@ class Agent:
         self._pool = WarmPool(os.environ, self._reaper)
         self._store = StoreHost(options.host, self._pool, on_moved=self._store_moved, on_failed=self._store_failed)
         router = listen(str(self._folder / "agent.sock"), self._context)
+        session = options.session or time.time_ns()
         self._link = ControllerLink(
             Mailbox(
                 job=options.job,
                 address=address,
-                session=options.session or time.time_ns(),
+                session=session,
                 retry_max_s=RETRY_MAX_S,
                 give_up_s=GIVE_UP_S,
             ),
             DealerSocket(options.controller, identity=address, curve=keys, context=self._context),
             on_command=self._command,
-            on_new_controller=self._join,
-            on_foreign=self._foreign,
+            on_new_controller=self._follow,
+            on_acknowledged=self._acknowledged,
             lookup=(lambda: None) if options.endpoints else partial(read_endpoint, self._folder.parent),
         )
         self._absence = Absence(self._link, options.endpoints, self._give_up) if options.endpoints else None
-        self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._link.post)
-        self._relay = Relay(router, oldest_session=self._ranks.oldest_session, forward=self._link.forward)
+        self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._say)
+        self._relay = Relay(
+            router,
+            job=options.job,
+            node=options.node,
+            session=session,
+            oldest_session=self._ranks.oldest_session,
+            ranks=self._ranks.numbers,
+            post=self._link.post,
+        )
         self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
         self._checker = NodeChecker(options.node, self._reaper, post=self._link.post)
         say = partial(self._link.post, reliable=False)
@@ -170,9 +179,10 @@ class Agent:
             case m.IntroduceNode():
                 if self._ending is None:
                     self._join()
+            case m.OrderRanks() as orders:
+                self._relay.order(envelope, orders)
             case m.StartProcess() as order:
-                self._heartbeat.forget(order.rank)
-                self._ranks.start(order)
+                self._start(order)
             case m.StopProcess() as order:
                 self._ranks.stop(order)
             case m.BuildAhead() as order:
@@ -181,22 +191,41 @@ class Agent:
                 self._ranks.probe(probe)
             case m.CheckNode() as order:
                 self._checker.start(order, self._settings, self._environment)
-            case m.ArmFault(fault=fault) if fault.action is FaultAction.KILL_NODE:
-                self._kill_node()
             case m.ArmFault(fault=fault):
-                self._ranks.inject(fault)
+                self._inject(fault)
             case m.EndJob() as order:
                 self._exit_code = order.exit_code if self._options.endpoints else self._exit_code
                 self._begin_end(f"the job has ended: {order.reason}")
             case other:
                 _log.warning("an agent cannot carry out a %s", type(other).__name__)
 
-    def _foreign(self, envelope: m.Envelope, data: bytes) -> None:
-        self._relay.deliver(envelope, data)
+    def _acknowledged(self, number: int) -> None:
+        self._relay.acknowledged(number)
+
+    def _start(self, order: m.StartProcess) -> None:
+        self._heartbeat.forget(order.rank)
+        if not order.early:  # the rank has another process for now, which may be ordered something
+            self._relay.forget(order.rank)
+        self._ranks.start(order)
+
+    def _inject(self, fault: ArmedFault) -> None:
+        if fault.action is FaultAction.KILL_NODE:
+            self._kill_node()
+        self._ranks.inject(fault)
+
+    def _say(self, body: m.Message) -> None:
+        """Report something of the ranks, behind what they have said themselves."""
+        self._relay.leave()
+        self._link.post(body)
+
+    def _follow(self) -> None:
+        self._relay.follow(self._link.mailbox.term)
+        self._join()
 
     def _welcome(self, job: JobSpec) -> None:
         self._settings = job.settings
         self._link.mailbox.expect_ranks(job.world_size)
+        self._relay.expect_ranks(job.world_size)
         if self._absence is not None:
             self._absence.leave_s = job.settings.leave_s
             self._departure.spare_s = job.settings.spare_s
@@ -323,6 +352,7 @@ class Agent:
             remove_run_directory(self._folder.parent)
 
     async def _flush(self) -> None:
+        self._relay.leave()
         await self._link.flush(FLUSH_S)
         await asyncio.sleep(0.01)  # the last acknowledgement leaves through zmq's own thread, unannounced
 

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class NodeChecker:
     """Carries out the controller's latest `CheckNode`. Belongs to the running loop."""
 
-    def __init__(self, node: str, reaper: ChildReaper, *, post: Callable[[NodeChecked], None]) -> None:
+    def __init__(self, node: str, reaper: ChildReaper, *, post: Callable[[NodeChecked], object]) -> None:
         self._node = node
         self._reaper = reaper
         self._post = post

@@ -174,6 +174,10 @@ class RankHost:
         """Return the processes that run now."""
         return tuple(process.running for process in self._processes())
 
+    def numbers(self) -> list[int]:
+        """Return the ranks that have a process here."""
+        return [process.running.rank for process in self._processes()]
+
     def probe(self, number: int) -> None:
         """Report the step clocks as they are now."""
         self._post(m.ProgressReported(node=self._node, probe=number, at_s=time.time(), ranks=self.progress()))

@@ -1,59 +1,78 @@
-"""Relays messages between the ranks of this node and the controller, unchanged, and refuses forged senders."""
+"""The agent's socket for the ranks of its node. What they say leaves as the node's words; forged senders are refused.
+
+What is said to whom, and again, is decided in `protocol/rank_relay.py`; here it is carried.
+"""
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 import zmq
 
-from ..protocol.codec import decode, pack, unpack
+from ..protocol.codec import decode, encode, pack, unpack
 from ..protocol.errors import WireError
-from ..protocol.messages import Envelope
+from ..protocol.messages import Envelope, OrderRanks, RanksReported
+from ..protocol.rank_relay import RankRelay, gathering_of
 from ..protocol.transport import Received, RouterSocket
 from ..protocol.types import CONTROLLER
+
+AGAIN_S = 2.0  # when too much waits for a controller
 
 _log = logging.getLogger(__name__)
 
 
 class Relay:
-    """The agent's socket for its processors. Belongs to the running loop.
+    """Carries messages between ranks and the controller. Belongs to the running loop.
 
     `oldest_session(address)` is the oldest session that a sender may have: that of the process that holds the rank now.
-    Late messages of an earlier process are refused. None refuses a rank that this node does not have.
+    Late messages of an earlier process are refused. None refuses a rank that this node does not have. `ranks` returns
+    those that have a process here. `post` sends a report of the node, and returns its number.
     """
 
     def __init__(
         self,
         router: RouterSocket,
         *,
+        job: str,
+        node: str,
+        session: int,
         oldest_session: Callable[[str], int | None],
-        forward: Callable[[bytes], None],
+        ranks: Callable[[], Collection[int]],
+        post: Callable[[RanksReported], int | None],
     ) -> None:
         self._router = router
         self._oldest_session = oldest_session
-        self._forward = forward
+        self._ranks = ranks
+        self._post = post
+        self._words = RankRelay(job=job, node=node, session=session)
         self._loop = asyncio.get_running_loop()
-        self._leaving: dict[str, list[bytes]] = {}  # what this turn of the loop has for each rank
-        self.refused: Counter[str] = Counter()
+        self._gather_s = 0.0
+        self._to_ranks: dict[str, list[bytes]] = {}  # what this turn of the loop has for each rank
+        self._gathering: asyncio.TimerHandle | None = None
+        self._repeating: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._refused: Counter[str] = Counter()
 
     @property
     def endpoint(self) -> str:
         """The endpoint to which processors connect."""
         return self._router.endpoint
 
-    def deliver(self, envelope: Envelope, data: bytes) -> None:
-        """Hand the controller's envelope to its rank. A rank that is not connected yet gets it when it is resent."""
-        if envelope.sender != CONTROLLER:
-            self.refused["not from the controller"] += 1
-        else:
-            if not self._leaving:
-                self._loop.call_soon(self._flush)
-            self._leaving.setdefault(envelope.receiver, []).append(data)
+    @property
+    def refused(self) -> dict[str, int]:
+        """Messages that were refused so far, by reason."""
+        return dict(self._refused + Counter(self._words.refused))
+
+    def expect_ranks(self, world_size: int) -> None:
+        """Gather for as long as suits a job of so many ranks."""
+        self._gather_s = gathering_of(world_size)
 
     def received(self, batch: list[Received]) -> None:
-        """Forward what ranks have sent to the controller; refuse, count and log the rest."""
+        """Take in what ranks have sent; refuse, count and log the rest."""
+        now = time.monotonic()
         for frame in batch:
             try:
                 messages = unpack(frame.data)
@@ -61,33 +80,95 @@ class Relay:
                 self._refuse("malformed", frame.identity)
                 continue
             for message in messages:
-                reason = self._refusal_of(message, frame.identity)
-                if reason is None:
-                    self._forward(bytes(message))
-                else:
-                    self._refuse(reason, frame.identity)
+                self._hear(message, frame.identity, now)
+        if self._words.is_due(self._ranks()):
+            self.leave()
+        elif self._words.has_gathered and self._gathering is None:
+            self._gathering = self._loop.call_later(self._gather_s, self.leave)
+        self._repeat_later()
+
+    def leave(self) -> None:
+        """Send what is gathered now, before anything else that the node has to say."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._closed or not self._words.has_gathered:
+            return
+        self._words.leave(self._post, time.monotonic())
+        if self._words.has_gathered:
+            self._gathering = self._loop.call_later(AGAIN_S, self.leave)
+
+    def acknowledged(self, number: int) -> None:
+        """Tell the ranks that what they reported is durable: the controller has taken in a report of the node."""
+        self._send(self._words.acknowledged(number))
+
+    def order(self, envelope: Envelope, message: OrderRanks) -> None:
+        """Hand commands to the ranks. Those that are not connected yet get them when they are repeated."""
+        self._send(self._words.order(message, envelope.term, time.monotonic()))
+        self._repeat_later()
+
+    def follow(self, term: int) -> None:
+        """Another controller leads: what the last one ordered is not repeated."""
+        self._words.follow(term)
+
+    def forget(self, rank: int) -> None:
+        """Repeat nothing to a rank that gets another process."""
+        self._words.forget(rank)
 
     def close(self) -> None:
         """Close the socket and remove its file. Idempotent."""
-        self._leaving.clear()
+        self._closed = True
+        for timer in (self._gathering, self._repeating):
+            if timer is not None:
+                timer.cancel()
+        self._to_ranks.clear()
         self._router.close()
 
-    def _flush(self) -> None:
-        leaving, self._leaving = self._leaving, {}
-        for rank, messages in leaving.items():
-            for frame in pack(messages):
-                if not self._router.send(rank, frame):
-                    self.refused["rank not connected"] += 1
-
-    def _refuse(self, reason: str, identity: str) -> None:
-        self.refused[reason] += 1
-        _log.warning("refused a message from %s: %s", identity, reason)
-
-    def _refusal_of(self, message: msgspec.Raw, identity: str) -> str | None:
+    def _hear(self, message: msgspec.Raw, identity: str, now: float) -> None:
         try:
             envelope = decode(message)
         except WireError:
-            return "malformed"
+            self._refuse("malformed", identity)
+            return
+        reason = self._refusal_of(envelope, identity)
+        if reason is not None:
+            self._refuse(reason, identity)
+            return
+        answer = self._words.hear(envelope, memoryview(message).nbytes, now)
+        if answer is not None:
+            self._send([answer])
+
+    def _send(self, envelopes: Iterable[Envelope]) -> None:
+        """Send envelopes to their ranks at the end of this turn of the loop, one frame to each."""
+        for envelope in envelopes:
+            if not self._to_ranks:
+                self._loop.call_soon(self._flush)
+            self._to_ranks.setdefault(envelope.receiver, []).append(encode(envelope))
+
+    def _flush(self) -> None:
+        leaving, self._to_ranks = self._to_ranks, {}
+        if self._closed:
+            return
+        for rank, messages in leaving.items():
+            for frame in pack(messages):
+                if not self._router.send(rank, frame):
+                    self._refused["rank not connected"] += 1
+
+    def _repeat_later(self) -> None:
+        due_s = self._words.next_due()
+        if self._repeating is None and due_s is not None and not self._closed:
+            self._repeating = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._repeat)
+
+    def _repeat(self) -> None:
+        self._repeating = None
+        self._send(self._words.due(time.monotonic()))
+        self._repeat_later()
+
+    def _refuse(self, reason: str, identity: str) -> None:
+        self._refused[reason] += 1
+        _log.warning("refused a message from %s: %s", identity, reason)
+
+    def _refusal_of(self, envelope: Envelope, identity: str) -> str | None:
         if envelope.sender != identity:
             return "sender is not the connected rank"
         if envelope.receiver != CONTROLLER:

@@ -6,14 +6,13 @@ they say is played (`played_rank.py`). Many of them live in one process.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
 from played_rank import PlayedRank, Setting
 
-from midstep.protocol.codec import encode
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
@@ -21,6 +20,7 @@ from midstep.protocol.messages import (
     Envelope,
     NodeHeartbeat,
     NodeJoined,
+    OrderRanks,
     ProbeProgress,
     ProcessExited,
     ProcessStarted,
@@ -29,6 +29,7 @@ from midstep.protocol.messages import (
     StopProcess,
 )
 from midstep.protocol.nonblocking import Context
+from midstep.protocol.rank_relay import RankRelay, gathering_of
 from midstep.protocol.transport import DealerSocket
 from midstep.protocol.types import (
     RankProgress,
@@ -82,6 +83,9 @@ class PlayedNode:
         self._setting = setting
         mailbox = Mailbox(job=setting.job, address=address, session=time.time_ns())
         mailbox.expect_ranks(setting.world_size)
+        self._words = RankRelay(job=setting.job, node=name, session=mailbox.session)
+        self._gather_s = gathering_of(setting.world_size)
+        self._gathering: asyncio.TimerHandle | None = None
         self._link = ControllerLink(
             mailbox,
             DealerSocket(
@@ -92,7 +96,7 @@ class PlayedNode:
             ),
             on_command=self._obey,
             on_new_controller=self._join,
-            on_foreign=self._deliver,
+            on_acknowledged=self._acknowledged,
         )
         self._join()
 
@@ -100,9 +104,21 @@ class PlayedNode:
         """Note that an order has arrived."""
         self._saw(kind, generation)
 
-    def send(self, envelope: Envelope) -> None:
-        """Relay what a rank says."""
-        self._link.forward(encode(envelope))
+    def hear(self, envelope: Envelope) -> None:
+        """Take in what a rank says; it leaves with what the others of the node say."""
+        answer = self._words.hear(envelope, 1, time.monotonic())
+        if answer is not None:
+            self._deliver([answer])
+        if self._words.is_due(self.ranks):
+            self._leave()
+        elif self._words.has_gathered and self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._leave)
+
+    def repeat(self, now: float) -> None:
+        """Repeat to ranks, and for them, what was not acknowledged."""
+        self._deliver(self._words.due(now))
+        for rank in self.ranks.values():
+            rank.resend(now)
 
     def beat(self) -> None:
         """Show that the node lives."""
@@ -125,14 +141,27 @@ class PlayedNode:
         running = tuple(rank.running for rank in self.ranks.values())
         self._link.post(NodeJoined(self.name, self.name, StoreEndpoint("127.0.0.1", 1), running))
 
-    def _deliver(self, envelope: Envelope, data: bytes) -> None:
-        rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
-        if rank is not None:
-            rank.take(envelope)
+    def _leave(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._words.leave(self._link.post, time.monotonic())
+
+    def _acknowledged(self, number: int) -> None:
+        self._deliver(self._words.acknowledged(number))
+
+    def _deliver(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
+            rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
+            if rank is not None:
+                rank.take(envelope)
 
     def _obey(self, envelope: Envelope) -> None:
         match envelope.body:
+            case OrderRanks() as orders:
+                self._deliver(self._words.order(orders, envelope.term, time.monotonic()))
             case StartProcess() as order:
+                self._words.forget(order.rank)
                 self.saw("start", order.generation)
                 rank = self.ranks[order.rank] = PlayedRank(order, self._setting, self)
                 self._link.post(ProcessStarted(self.name, rank.running, warm=True))
@@ -202,8 +231,7 @@ class _Nodes:
             await asyncio.sleep(RESEND_EVERY_S)
             now = time.monotonic()
             for node in self._nodes.values():
-                for rank in node.ranks.values():
-                    rank.resend(now)
+                node.repeat(now)
 
     def _obey(self) -> None:
         order: Order = self._orders.recv()

@@ -55,8 +55,8 @@ class Node(Protocol):
 
     name: str
 
-    def send(self, envelope: Envelope) -> None:
-        """Relay what a rank says."""
+    def hear(self, envelope: Envelope) -> None:
+        """Take in what a rank says."""
 
     def saw(self, kind: str, generation: int) -> None:
         """Note that an order has arrived."""
@@ -88,11 +88,11 @@ class PlayedRank:
         """Acknowledge what has come, and answer it once."""
         taken = self.mailbox.take(envelope, time.monotonic())
         if taken.reply is not None:
-            self._node.send(taken.reply)
+            self._node.hear(taken.reply)
         if not taken.deliver:
             return
         if envelope.number:
-            self._node.send(self.mailbox.acknowledge(envelope))
+            self._node.hear(self.mailbox.acknowledge(envelope))
         self._obey(envelope)
 
     def complain(self) -> None:
@@ -109,12 +109,12 @@ class PlayedRank:
 
     def say(self, report: Report) -> None:
         """Report to the controller, until it acknowledges."""
-        self._node.send(self.mailbox.post(report, CONTROLLER, time.monotonic()))
+        self._node.hear(self.mailbox.post(report, CONTROLLER, time.monotonic()))
 
     def resend(self, now: float) -> None:
         """Send again what the controller has not acknowledged."""
         for envelope in self.mailbox.due(now):
-            self._node.send(envelope)
+            self._node.hear(envelope)
 
     def progress(self) -> RankProgress:
         """Read the step clock."""

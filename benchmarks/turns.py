@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,14 +36,18 @@ from midstep.protocol.codec import encode, envelopes_of, pack
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
+    Ack,
     Envelope,
     NodeHeartbeat,
     NodeJoined,
+    OrderRanks,
     ProcessExited,
     ProcessStarted,
+    RanksReported,
     Report,
     StartProcess,
 )
+from midstep.protocol.rank_relay import RankRelay
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, JobSpec, StoreEndpoint, node_address
 
@@ -124,7 +128,14 @@ class Node:
         self._setting = setting
         self._mailbox = Mailbox(job=setting.job, address=self.address, session=1)
         self._mailbox.expect_ranks(setting.world_size)
+        self._words = RankRelay(job=setting.job, node=name, session=1)
         self._leaving: list[bytes] = []
+
+    def hear(self, envelope: Envelope) -> None:
+        """Take in what a rank says; it leaves with what the others of the node say."""
+        answer = self._words.hear(envelope, 1, time.monotonic())
+        if answer is not None:
+            self._deliver([answer])
 
     def send(self, envelope: Envelope) -> None:
         """Let an envelope leave with the others of this turn."""
@@ -137,22 +148,39 @@ class Node:
         """Report in the agent's own name."""
         self.send(self._mailbox.post(report, CONTROLLER, time.monotonic(), reliable=reliable))
 
-    def hear(self, frame: bytes) -> None:
+    def take(self, frame: bytes) -> None:
         """Take in what has come, and let the ranks answer."""
         for envelope in envelopes_of(frame):
-            if envelope.receiver != self.address:
-                rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
-                if rank is not None:
-                    rank.take(envelope)
-            elif self._mailbox.take(envelope, time.monotonic()).deliver:
+            taken = self._mailbox.take(envelope, time.monotonic())
+            if isinstance(envelope.body, Ack):
+                self._deliver(self._words.acknowledged(envelope.body.number))
+            if taken.deliver:
                 self.send(self._mailbox.acknowledge(envelope))
-                if isinstance(envelope.body, StartProcess):
-                    started = self.ranks[envelope.body.rank] = PlayedRank(envelope.body, self._setting, self)
-                    self.say(ProcessStarted(self.name, started.running, warm=True))
-                    started.join()
+                self._obey(envelope)
+
+    def _obey(self, envelope: Envelope) -> None:
+        match envelope.body:
+            case OrderRanks() as orders:
+                self._deliver(self._words.order(orders, envelope.term, time.monotonic()))
+            case StartProcess() as order:
+                started = self.ranks[order.rank] = PlayedRank(order, self._setting, self)
+                self.say(ProcessStarted(self.name, started.running, warm=True))
+                started.join()
+
+    def _deliver(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
+            rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
+            if rank is not None:
+                rank.take(envelope)
+
+    def _post(self, body: RanksReported) -> int:
+        envelope = self._mailbox.post(body, CONTROLLER, time.monotonic())
+        self.send(envelope)
+        return envelope.number
 
     def frames(self) -> Iterator[Received]:
         """Yield what leaves."""
+        self._words.leave(self._post, time.monotonic())
         leaving, self._leaving = self._leaving, []
         return (Received(self.address, self.address, frame) for frame in pack(leaving))
 
@@ -206,7 +234,7 @@ class Job:
             gc.enable()
             sent, self._router.sent = self._router.sent, []
             for identity, frame in sent:
-                self.nodes[identity].hear(frame)
+                self.nodes[identity].take(frame)
             quiet = quiet and not sent
         if not self._machine.is_quiet:
             raise click.ClickException(f"the job does not run, it is {self._machine.phase}")

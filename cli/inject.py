@@ -19,7 +19,7 @@ from ..protocol import types as t
 from ..protocol.controls import InjectFault
 from .display.plain import echo
 from .frame import Command, operator_options, ranks_on, tell
-from .numbers import DEVICE, PROBABILITY, RANK, STEP
+from .numbers import DEVICE, PROBABILITY, RANK, STEP, Real
 from .orders import asker, reason, why_option
 
 FAULT_ACTIONS = tuple(
@@ -72,7 +72,7 @@ WHICH = "name where the fault is to be caused: either --rank R or --node NAME (s
 @click.option(
     "--slow",
     "slow_s",
-    type=click.FloatRange(min=0.001, max=3600.0),
+    type=Real(0.001, 3600.0),
     metavar="S",
     help="Instead of --do: S seconds more in each forward pass, for as long as the process lives.",
 )

@@ -2,13 +2,12 @@
 
 The transport proves which agent or platform is at the other end of a connection. What comes through that connection is
 still only believed where it is about its sender: an agent speaks of its own node and of the processes that it was
-ordered to start, a rank of itself, over the connection of the node that its process was ordered to start on. A node
-that was given back may only say what still runs there, so that it can be stopped. Which node has which process follows
-from what was ordered (`routes.py`), never from what a node says of itself. How big anything may be was checked
-when the message was decoded (`protocol/bounds.py`).
+ordered to start. What ranks say of themselves comes in a report of their node, and is believed word by word where their
+process was ordered to start there. A node that was given back may only say what still runs there, so that it can be
+stopped. Which node has which process follows from what was ordered (`routes.py`), never from what a node says of
+itself. How big anything may be was checked when the message was decoded (`protocol/bounds.py`).
 """
 
-import functools
 from collections.abc import Sequence
 
 from ..policies.fault_codes import DETECTABLE
@@ -31,8 +30,6 @@ def refusal(identity: str, envelope: m.Envelope, world_size: int, routes: Routes
     out_of_range = _out_of_range(envelope, world_size)
     if out_of_range is not None:
         return out_of_range
-    if sender.startswith(RANK_PREFIX):
-        return refusal_of_rank(identity, envelope, world_size, routes)
     if sender != identity:
         return "sender is not the connection's owner"
     return _refusal_of_own_word(envelope, routes)
@@ -98,7 +95,6 @@ def unbelievable(report: FaultReport) -> str | None:
 
 
 NODE_PREFIX = node_address("")
-RANK_PREFIX = "rank/"
 _OF_A_NODE = (
     m.NodeJoined,
     m.NodeChecked,
@@ -112,13 +108,12 @@ _OF_A_NODE = (
     m.ProgressReported,
     m.NodeHeartbeat,
     m.NodeWords,
+    m.RanksReported,
 )
 _OF_A_RANK = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted, m.RankFinished, m.CheckpointSaved)
 _WITH_REPORT = (m.RankJoined, m.RankQuiesced)
 _OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
 _WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
-_DIGITS = 9  # of a rank
-_NAMES_REMEMBERED = 1 << 17
 
 
 def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | None:
@@ -137,22 +132,28 @@ def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | 
     return _refusal_of_processes(body, address, placement)
 
 
-def refusal_of_rank(identity: str, envelope: m.Envelope, world_size: int, routes: Routes) -> str | None:
-    """Return why a rank's message is not believed; None if it is.
+def believed_of(
+    body: m.RanksReported, identity: str, world_size: int, placement: PlacementHistory
+) -> tuple[m.RanksReported | None, list[str]]:
+    """Return what is believed of what a node says of its ranks (None: nothing), and why each of the others is not."""
+    refusals = [refusal_of_rank(report, identity, world_size, placement) for report in body.reports]
+    refused = [reason for reason in refusals if reason is not None]
+    if not refused:
+        return body, refused
+    kept = tuple(report for report, reason in zip(body.reports, refusals, strict=True) if reason is None)
+    return m.RanksReported(body.node, kept) if kept else None, refused
 
-    A rank is heard through the agent that started its process. The session of a rank is its incarnation.
-    """
-    placement, rank = routes.placement, _rank_named(envelope.sender)
-    if rank is None or rank >= world_size:
+
+def refusal_of_rank(report: m.RankReport, identity: str, world_size: int, placement: PlacementHistory) -> str | None:
+    """Return why a report of a rank, which came in one of its node, is not believed; None if it is."""
+    rank = report.rank
+    if rank >= world_size:
         return "no such rank"
-    if placement.node_of(rank, envelope.session) != identity:
-        is_agent = identity.startswith(NODE_PREFIX)
-        return "relayed by an agent that does not have the rank" if is_agent else "relayed by no agent"
-    if isinstance(envelope.body, m.Ack):  # an order has arrived only where it was sent to
-        return None if routes.connection(envelope.sender) in {None, identity} else "acknowledged where the rank was"
-    if placement.is_given_back(identity):
-        return "node was given back"
-    return _refusal_of_ranks_word(envelope, rank, identity, placement)
+    if placement.node_of(rank, report.incarnation) != identity:
+        return "reported by an agent that does not have the rank"
+    if not all(each < world_size for each in ranks_of(report.word)):
+        return "about no rank of this job"
+    return _refusal_of_ranks_word(report, identity, placement)
 
 
 def ranks_of(body: m.Message) -> Sequence[int]:
@@ -189,12 +190,10 @@ def _refusal_of_processes(body: m.Message, address: str, placement: PlacementHis
     return "about a process of another node"
 
 
-def _refusal_of_ranks_word(envelope: m.Envelope, rank: int, identity: str, placement: PlacementHistory) -> str | None:
-    body = envelope.body
+def _refusal_of_ranks_word(said: m.RankReport, identity: str, placement: PlacementHistory) -> str | None:
+    body, rank = said.word, said.rank
     if isinstance(body, m.FaultReported):
-        return _refusal_of_own_report(body.report, rank, envelope, identity)
-    if not isinstance(body, _OF_A_RANK):
-        return "not for a rank to say"
+        return _refusal_of_own_report(body.report, said, identity)
     if body.rank != rank:
         return "about another rank"
     # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
@@ -203,13 +202,13 @@ def _refusal_of_ranks_word(envelope: m.Envelope, rank: int, identity: str, place
     return "about a process of another node"
 
 
-def _refusal_of_own_report(report: FaultReport, rank: int, envelope: m.Envelope, identity: str) -> str | None:
+def _refusal_of_own_report(report: FaultReport, said: m.RankReport, identity: str) -> str | None:
     """Refuse what a process may not report: it reports only its own faults."""
-    if report.seen_by != envelope.sender:
+    if report.seen_by != rank_address(said.rank):
         return "speaks for another observer"
     if report.node is not None and node_address(report.node) != identity:
         return "about another node"
-    return None if (report.rank, report.incarnation) == (rank, envelope.session) else "about another rank"
+    return None if (report.rank, report.incarnation) == (said.rank, said.incarnation) else "about another rank"
 
 
 def _processes_of(body: m.Message) -> Sequence[tuple[int, int]]:
@@ -229,10 +228,3 @@ def _processes_of(body: m.Message) -> Sequence[tuple[int, int]]:
     if isinstance(body, m.ProcessExited) and body.last is not None:
         return (process, (body.last.rank, body.last.incarnation))
     return (process,)
-
-
-@functools.lru_cache(_NAMES_REMEMBERED)
-def _rank_named(sender: str) -> int | None:
-    name = sender.removeprefix(RANK_PREFIX)
-    rank = int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else -1
-    return rank if rank >= 0 and sender == rank_address(rank) else None

@@ -31,10 +31,10 @@ from ..protocol.messages import (
     NodeStaying,
     NodeWords,
     PlatformJoined,
+    RanksReported,
 )
-from ..protocol.rank_logs import in_lines
 from ..protocol.types import CONTROLLER, FaultReport, node_address
-from .clock import said_at, stamped
+from .clock import OLDEST_S, said_at, stamped
 from .endpoints.control_requests import Refused, Reply
 from .endpoints.discovery_files import JobResult, write_result
 from .endpoints.local_sockets import ControlServer
@@ -48,7 +48,7 @@ from .journal.upkeep import JournalTrouble, Upkeep
 from .journaled import Journaled, NoticeEvent
 from .keepalive import KeepAlive
 from .learned import Learned
-from .liveness import Liveness, ProgressBoard
+from .liveness import KeptWords, Liveness, ProgressBoard
 from .metrics import Observation
 from .notifications import NoticeBook
 from .recovery.events import (
@@ -77,7 +77,6 @@ BEATS_SPACING_S = 0.005  # between turns that have nothing but heartbeats: those
 DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
 JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends the controller
 LOOKS_IN_INTERVAL = 10  # for silent nodes: each goes through all of them, and a second has hundreds of turns
-MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 _NODE_PREFIX = node_address("")
 
 Answer = Callable[[Reply], None]
@@ -98,29 +97,6 @@ class Pending:
 def regret(error: JournalError) -> Refused:
     """Return the answer to a request that cannot be made durable."""
     return Refused(f"nothing was done, because the journal cannot be written: {error}")
-
-
-class KeptWords:
-    """Keep each node's last report of what its ranks printed, until the node is lost. No journal has it before that.
-
-    The machine decides nothing by it. With the loss it becomes a part of the event, so that each controller has the
-    same report.
-    """
-
-    def __init__(self) -> None:
-        self._words: dict[str, NodeWords] = {}
-
-    def take(self, words: NodeWords) -> None:
-        """Keep what a node says, in place of what it said before."""
-        self._words.pop(words.node, None)
-        self._words[words.node] = words
-        if len(self._words) > MOST_NODES_WORDS:
-            del self._words[next(iter(self._words))]
-
-    def completed(self, event: Event) -> Event:
-        """Return the loss of a node with what was last heard of it, and forget that; other events as they are."""
-        words = self._words.pop(event.node, None) if isinstance(event, NodeLost) else None
-        return event if words is None else msgspec.structs.replace(event, output=in_lines(words))
 
 
 class Waiting:
@@ -361,12 +337,18 @@ class Driver:
         if isinstance(envelope.body, EnrolmentRequested):
             self._enroller.take(envelope.body, arrival, now, self._pend)
             return
-        # Admission lets nothing but reports through.
-        event: Event = self._taken_in(envelope.body, said_at(envelope, now))  # type: ignore[arg-type]
+        event: Journaled
+        said_s, oldest_s = said_at(envelope, now), now - OLDEST_S
+        if isinstance(envelope.body, RanksReported):
+            said = envelope.body.reports
+            words = [self._taken_in(each.word, max(said_s - each.age_s, oldest_s)) for each in said]
+            event = envelope.body.of_words(words)  # type: ignore[arg-type]  # what is filled in stays what it is
+        else:  # admission lets nothing but reports through
+            event = self._taken_in(envelope.body, said_s)  # type: ignore[arg-type]
         entry = JournalEntry(event, envelope.sender, envelope.session, envelope.number)
         self._pending.append(Pending(entry, arrival))
 
-    def _pend(self, event: Journaled, answer: Answer | None = None) -> None:
+    def _pend(self, event: Event | NoticeEvent, answer: Answer | None = None) -> None:
         self._numbers += 1
         taken = event if isinstance(event, NoticeEvent) else self._taken_in(event, self._clock.now())
         entry = JournalEntry(taken, CONTROLLER, self._journal.session, self._numbers)

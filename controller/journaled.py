@@ -3,12 +3,16 @@
 The machine decides by the first alone. By the others the next controller knows what people were told.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Protocol
 
 import msgspec
 
 from ..protocol.incidents import NoticeKind
+from ..protocol.messages import RanksReported
 from .recovery.events import Action, Event
+from .recovery.machine import TOGETHER
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -40,16 +44,39 @@ class NoticeSettled(msgspec.Struct, frozen=True, tag=True):
 
 
 NoticeEvent = ConditionChanged | NoticeSettled
-Journaled = Event | NoticeEvent
+Journaled = Event | RanksReported | NoticeEvent
 
 
 class Decides(Protocol):
     """Decides by events, as the recovery machine does."""
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in an event and return what is to be done."""
+    def handle(self, event: Event, now: float, *more: Event) -> list[Action]:
+        """Take in an event, and more of its kind that came with it; return what is to be done."""
 
 
-def decided(machine: Decides, event: Journaled, at_s: float) -> list[Action]:
-    """Return what a machine wants done for an event; of the others it does not hear."""
-    return [] if isinstance(event, NoticeEvent) else machine.handle(event, at_s)
+def each_event(journaled: Journaled) -> tuple[Event | NoticeEvent, ...]:
+    """Return the events of one that was journaled: several ranks of a node may have reported."""
+    return tuple(report.word for report in journaled.reports) if isinstance(journaled, RanksReported) else (journaled,)
+
+
+def together(journaled: Journaled) -> Iterator[Sequence[Event | NoticeEvent]]:
+    """Yield what is handled at once of what was journaled: answers of one kind, and all else by itself."""
+    if not isinstance(journaled, RanksReported):
+        yield (journaled,)
+        return
+    for kind, events in groupby(each_event(journaled), type):
+        if kind in TOGETHER:
+            yield tuple(events)
+        else:
+            yield from ((event,) for event in events)
+
+
+def handled(machine: Decides, events: Sequence[Event | NoticeEvent], at_s: float) -> list[Action]:
+    """Return what a machine wants done for what is handled at once; of what people are told it does not hear."""
+    event, *more = [each for each in events if not isinstance(each, NoticeEvent)] or (None,)
+    return [] if event is None else machine.handle(event, at_s, *more)
+
+
+def decided(machine: Decides, journaled: Journaled, at_s: float) -> list[Action]:
+    """Return what a machine wants done for all that was journaled at once."""
+    return [action for events in together(journaled) for action in handled(machine, events, at_s)]

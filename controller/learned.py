@@ -3,14 +3,16 @@
 It can be written down as a snapshot, from which another controller continues without the events before it.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ..protocol.errors import JournalError, SnapshotUnreadable
 from .enrolment import EnrolmentBook
-from .journaled import Journaled, decided
+from .journaled import Journaled, NoticeEvent, handled, together
 from .liveness import Liveness, Watch
 from .notifications import NoticeBook
-from .recovery.events import Action, Finish, Send, StopRequested
+from .recovery.events import Action, Event, Finish, Send, StopRequested
 from .recovery.machine import Machine
 from .routes import Routes
 from .time_account import TimeAccount
@@ -55,8 +57,12 @@ class Learned:
         self.notices = NoticeBook()
 
     def take(self, event: Journaled, at_s: float) -> list[Action]:
-        """Learn from an event and from what the machine makes of it; the same in a replay as when it happens."""
-        actions = decided(self.machine, event, at_s)
+        """Learn from what was journaled, and from what the machine makes of it; the same in a replay."""
+        return [action for events in together(event) for action in self._learn(events, at_s)]
+
+    def _learn(self, events: Sequence[Event | NoticeEvent], at_s: float) -> list[Action]:
+        actions = handled(self.machine, events, at_s)
+        event = events[-1]  # of those of one kind none teaches what another one does not
         self.at_s = max(self.at_s, at_s)
         self.stop_requested |= isinstance(event, StopRequested)
         self.routes.learn(event, actions)

@@ -13,15 +13,17 @@ import msgspec
 from ..policies.schema import HeartbeatPolicy
 from ..protocol.bounds import MOST_REPORTED
 from ..protocol.incidents import JobStatus, RankStatus, ReportedSeries
-from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost
+from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost, NodeWords
+from ..protocol.rank_logs import in_lines
 from ..protocol.reports import ReportedValues
 from ..protocol.types import RankProgress, node_address
 from .journaled import Journaled
-from .recovery.events import HoldEnded
+from .recovery.events import Event, HoldEnded
 from .slow_ranks import SlowRanks
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
 QUIET_INTERVALS = 2
+MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 MOST_POINTS = 120  # of a value that the script reports
 QUIET_RANK_S = 10.0  # a rank that has reported nothing for so long gives its place to a higher one
 RESENT_S = 5.0  # after a silence of all: what was said in it has arrived by then
@@ -318,3 +320,26 @@ class _Points:
             steps = list(self.values)
             self._apart = max(1, 2 * (steps[-1] - steps[0]) // len(steps))
             self.values = {each: self.values[each] for each in (*steps[:-1:2], steps[-1])}
+
+
+class KeptWords:
+    """Keep each node's last report of what its ranks printed, until the node is lost. No journal has it before that.
+
+    The machine decides nothing by it. With the loss it becomes a part of the event, so that each controller has the
+    same report.
+    """
+
+    def __init__(self) -> None:
+        self._words: dict[str, NodeWords] = {}
+
+    def take(self, words: NodeWords) -> None:
+        """Keep what a node says, in place of what it said before."""
+        self._words.pop(words.node, None)
+        self._words[words.node] = words
+        if len(self._words) > MOST_NODES_WORDS:
+            del self._words[next(iter(self._words))]
+
+    def completed(self, event: Event) -> Event:
+        """Return the loss of a node with what was last heard of it, and forget that; other events as they are."""
+        words = self._words.pop(event.node, None) if isinstance(event, NodeLost) else None
+        return event if words is None else msgspec.structs.replace(event, output=in_lines(words))

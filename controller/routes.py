@@ -7,17 +7,18 @@ its journal.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..protocol.messages import CreateNode, DeleteNode, NodeJoined, NodeLost, ProcessStarted, StartProcess, StopProcess
+from ..protocol import messages as m
+from ..protocol.bounds import MOST_OF_A_NODE
 from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
 from .journaled import Journaled
 from .recovery.events import Action, Send
 
 _NODE_PREFIX = node_address("")
-_RANK_PREFIX = "rank/"
-_UNKNOWN = 0  # the incarnation of a rank that was only heard
+WEIGHT_LIMIT = 8192  # of the orders in one message: each unit is a name and some numbers, of at most 1 kB
+UNROUTED_LIMIT = 64  # orders for a rank that no node has at present
 
 
 @dataclass
@@ -35,11 +36,11 @@ class PlacementHistory:
             if not isinstance(action, Send):
                 continue
             match action.body:
-                case StartProcess(rank=rank, incarnation=incarnation):
+                case m.StartProcess(rank=rank, incarnation=incarnation):
                     self._ordered(rank, incarnation, action.receiver)
-                case DeleteNode(node=node):
+                case m.DeleteNode(node=node):
                     self._given_back.add(node_address(node))
-                case CreateNode(node=node):
+                case m.CreateNode(node=node):
                     self._given_back.discard(node_address(node))
 
     def node_of(self, rank: int, incarnation: int) -> str | None:
@@ -94,11 +95,11 @@ class Routes:
         """Update the routes from an event and the commands that followed from it."""
         actions = tuple(actions)
         self.placement.learn(actions)
-        if isinstance(event, NodeJoined):
+        if isinstance(event, m.NodeJoined):
             self._hosted(event.node, event.processes)
-        elif isinstance(event, ProcessStarted):
+        elif isinstance(event, m.ProcessStarted):
             self._hosted(event.node, (event.process,))
-        elif isinstance(event, NodeLost):
+        elif isinstance(event, m.NodeLost):
             gone = node_address(event.node)
             self._hosts = {rank: host for rank, host in self._hosts.items() if host[1] != gone}
             for rank, (incarnation, host) in list(self._early.items()):
@@ -108,27 +109,21 @@ class Routes:
         for action in actions:
             if not isinstance(action, Send):
                 continue
-            if isinstance(action.body, StartProcess):
+            if isinstance(action.body, m.StartProcess):
                 self._started(rank_address(action.body.rank), action.body, action.receiver)
-            elif isinstance(action.body, StopProcess):
+            elif isinstance(action.body, m.StopProcess):
                 self._stopped(rank_address(action.body.rank), action.body.incarnation)
 
     def learned(self) -> "Routes":
-        """Return what follows from events and commands alone: not what was only heard by the way."""
-        hosts = {rank: host for rank, host in self._hosts.items() if host[0] > _UNKNOWN}
-        return Routes(self.placement, hosts, self._early, self._void)
+        """Return what follows from events and commands, which is all of it."""
+        return self
 
     def restore(self, learned: "Routes") -> None:
         """Know what an earlier controller had learned, and nothing else."""
         self.placement, self._hosts = learned.placement, learned._hosts
         self._early, self._void = learned._early, learned._void
 
-    def relayed(self, sender: str, connection: str) -> None:
-        """Note that a rank was heard through `connection`: believed where nothing better is known."""
-        if sender.startswith(_RANK_PREFIX) and sender not in self._hosts:
-            self._hosts[sender] = (_UNKNOWN, connection)
-
-    def _started(self, rank: str, order: StartProcess, connection: str) -> None:
+    def _started(self, rank: str, order: m.StartProcess, connection: str) -> None:
         if order.early:
             self._early[rank] = (order.incarnation, connection)
         else:
@@ -156,3 +151,68 @@ class Routes:
                 continue
             if self._hosts.get(rank, (0, ""))[0] <= process.incarnation:
                 self._hosts[rank] = (process.incarnation, node_address(node))
+
+
+class RankOrders:
+    """The orders of one turn, by the connection through which their ranks are reached."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._open: dict[str, list[m.CommandToRank]] = {}
+        self._unrouted: dict[int, list[m.CommandToRank]] = {}  # they wait until a node has the rank
+
+    def add(self, order: m.CommandToRank) -> None:
+        """Put an order into the next message for its rank's node."""
+        connection = self._routes.connection(rank_address(order.rank))
+        if connection is not None:
+            self._open.setdefault(connection, []).extend((*self._unrouted.pop(order.rank, ()), order))
+            return
+        waiting = self._unrouted.setdefault(order.rank, [])
+        waiting.append(order)
+        del waiting[:-UNROUTED_LIMIT]
+
+    def forget(self, rank: int) -> None:
+        """Drop what is for a rank. What has gone to its agent is the agent's to forget."""
+        self._unrouted.pop(rank, None)
+        for connection, orders in list(self._open.items()):
+            left = [order for order in orders if order.rank != rank]
+            if left:
+                self._open[connection] = left
+            else:
+                del self._open[connection]
+
+    def close(self, connection: str) -> Iterator[m.OrderRanks]:
+        """Yield the messages for a node, before anything else is sent to it: orders arrive as they were given."""
+        orders = self._open.pop(connection, [])
+        while orders:
+            count = _fitting(orders)
+            yield m.OrderRanks(tuple(orders[:count]))
+            del orders[:count]
+
+    def flush(self) -> Iterator[tuple[str, m.OrderRanks]]:
+        """Yield all messages with their connections, at the end of a turn."""
+        for rank in [rank for rank in self._unrouted if self._routes.connection(rank_address(rank)) is not None]:
+            for order in self._unrouted.pop(rank):
+                self.add(order)
+        for connection in list(self._open):
+            for message in self.close(connection):
+                yield connection, message
+
+
+def _fitting(orders: list[m.CommandToRank]) -> int:
+    """Return how many of the first orders go into one message: one at least."""
+    weight = 0
+    for count, order in enumerate(orders):
+        weight += _weight(order)
+        if count and (weight > WEIGHT_LIMIT or count >= MOST_OF_A_NODE):
+            return count
+    return len(orders)
+
+
+def _weight(order: m.CommandToRank) -> int:
+    """Return how many entries of lists a command has, and one."""
+    command = order.command
+    if isinstance(command, m.Rejoin):
+        part = command.part
+        return 1 + len(part.transfers) + len(part.copy_transfers) + len(part.local_states)
+    return 1 + len(command.shards) + len(command.writers) if isinstance(command, m.SaveCheckpoint) else 1

@@ -2,6 +2,8 @@
 
 It joins transport, codec, admission, mailbox and routes, and leaves one promise to its user: what `receive` hands out
 is acknowledged only by `acknowledge`, that is after it is durable.
+
+A node is spoken to once: what its ranks are ordered in a turn leaves as one message (`protocol/rank_relay.py`).
 """
 
 import logging
@@ -15,10 +17,20 @@ from ..protocol import codec as frames
 from ..protocol.errors import MailboxFull, WireError
 from ..protocol.identities import OPERATOR_PREFIX
 from ..protocol.mailbox import Mailbox, SenderMemory
-from ..protocol.messages import NEVER_JOURNALED, Command, EnrolmentRequested, Envelope, Message
+from ..protocol.messages import (
+    NEVER_JOURNALED,
+    Command,
+    CommandToRank,
+    EnrolmentRequested,
+    Envelope,
+    Message,
+    RankCommand,
+    RanksReported,
+)
 from ..protocol.transport import Received, RouterSocket
-from .admission import refusal
-from .routes import Routes
+from ..protocol.types import rank_of
+from .admission import believed_of, refusal
+from .routes import RankOrders, Routes
 
 RECEIVE_LIMIT = 1000  # messages a turn, and what their frames have beyond it
 FRAMES_AT_ONCE = 16
@@ -47,6 +59,8 @@ class Wire:
         self._unconfirmed = 0
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._leaving: dict[str, list[bytes]] = {}  # what this turn has for each connection
+        self._orders = RankOrders(routes)  # what it has for ranks, not in a message yet
+        self._now = 0.0  # of this turn
         self.heard_only_beats = False  # when it received last
         self._refused: Counter[str] = Counter()
         self._resend_by_s = 0.0
@@ -70,7 +84,7 @@ class Wire:
     def receive(self, now: float) -> list[Arrival]:
         """Return fresh messages that have arrived, a bounded number; look at `pending` for more."""
         arrivals: list[Arrival] = []
-        count = 0
+        count, self._now = 0, now
         while count < RECEIVE_LIMIT and (batch := self._next_frames()):
             for received in batch:
                 if received.identity.startswith(OPERATOR_PREFIX):
@@ -110,8 +124,9 @@ class Wire:
             except WireError as error:
                 self.refuse(type(error).__name__, received.identity)
                 continue
-            if self._admit(received.identity, envelope, now):
-                arrivals.append(Arrival(envelope, received.identity))
+            believed = self._admit(received.identity, envelope, now)
+            if believed is not None:
+                arrivals.append(Arrival(believed, received.identity))
         return len(messages)
 
     def from_operators(self) -> list[Received]:
@@ -123,25 +138,40 @@ class Wire:
         """Send an answer to an operator; nothing happens if it is gone."""
         self._router.send(connection, data)
 
-    def _admit(self, connection: str, envelope: Envelope, now: float) -> bool:
+    def _admit(self, connection: str, envelope: Envelope, now: float) -> Envelope | None:
+        """Return what is fresh and believed of an envelope."""
         reason = refusal(connection, envelope, self._world_size, self._routes)
         if reason is not None:
             self.refuse(reason, connection)
-            return False
+            return None
         if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NEVER_JOURNALED):
             self.refuse("the journal is behind", connection)  # not taken, so its sender sends it again
-            return False
+            return None
         taken = self._mailbox.take(envelope, now)
         if taken.reply is not None:
             self._transmit(taken.reply, connection)
         if isinstance(envelope.body, EnrolmentRequested):
             self._mailbox.forget_sender(envelope.sender)  # it has this one thing to say
         if not taken.deliver:
-            return False
-        self._routes.relayed(envelope.sender, connection)
+            return None
+        if isinstance(envelope.body, RanksReported):
+            believed = self._believed(envelope, envelope.body)
+            if believed is None:  # acknowledged, or the node would say it again and again
+                self._transmit(self._mailbox.acknowledge(envelope), connection)
+                return None
+            envelope = believed
         if envelope.number:
             self._unconfirmed += 1
-        return True
+        return envelope
+
+    def _believed(self, envelope: Envelope, body: RanksReported) -> Envelope | None:
+        """Admit the reports of a node's ranks one by one. None: not one of them is believed."""
+        believed, refused = believed_of(body, envelope.sender, self._world_size, self._routes.placement)
+        for reason in refused:
+            self.refuse(reason, envelope.sender)
+        if believed is body or believed is None:
+            return None if believed is None else envelope
+        return msgspec.structs.replace(envelope, body=believed)
 
     def acknowledge(self, arrival: Arrival) -> None:
         """Tell the sender that its message is durable."""
@@ -152,7 +182,17 @@ class Wire:
 
     def send(self, receiver: str, body: Command, generation: int, now: float) -> None:
         """Send a command, again and again until it is acknowledged or forgotten."""
-        self._mailbox.generation = generation
+        self._mailbox.generation, self._now = generation, now
+        rank = rank_of(receiver)
+        if rank is not None and isinstance(body, RankCommand):
+            self._orders.add(CommandToRank(rank, generation, body))
+            return
+        for message in self._orders.close(receiver):
+            self._post(receiver, message)
+        self._post(receiver, body)
+
+    def _post(self, receiver: str, body: Command) -> None:
+        now = self._now
         try:
             envelope = self._mailbox.post(body, receiver, now)
         except MailboxFull:
@@ -171,8 +211,12 @@ class Wire:
             self._mailbox.recall(sender, memory)
 
     def forget(self, receiver: str) -> None:
-        """Stop resending to a receiver."""
-        self._mailbox.forget(receiver)
+        """Stop resending to a receiver. What an agent has for one of its ranks is the agent's to forget."""
+        rank = rank_of(receiver)
+        if rank is None:
+            self._mailbox.forget(receiver)
+            return
+        self._orders.forget(rank)
 
     def resend(self, now: float) -> None:
         """Send again what is due, and give up what is hopeless."""
@@ -214,6 +258,8 @@ class Wire:
 
     def flush(self) -> None:
         """Send what the turn has for each connection, in as few frames as hold it. Called before each wait."""
+        for connection, message in self._orders.flush():
+            self._post(connection, message)
         leaving, self._leaving = self._leaving, {}
         for connection, messages in leaving.items():
             for frame in frames.pack(messages):

@@ -14,7 +14,7 @@ from .bounds import LONGEST_TEXT
 from .errors import MalformedMessage, OversizedMessage
 from .messages import CheckpointSaved, Envelope, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 8  # a frame has a head
 _WITH_TEXT = (CheckpointSaved, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused)

@@ -21,7 +21,7 @@ from .compat import within
 from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup, each_address, split
 from .errors import ConfigurationError, MailboxFull, WireError
 from .mailbox import Mailbox
-from .messages import ControllersListed, Envelope, Message
+from .messages import Ack, ControllersListed, Envelope, Message
 from .transport import DealerSocket, Received
 from .types import CONTROLLER
 
@@ -38,8 +38,8 @@ class ControllerLink:
 
     `on_command` gets each envelope once; it is acknowledged before, since a command lost with this process is
     noticed by the process's end. `on_new_controller` is called when a controller is heard for the first time,
-    or a new one. `on_foreign` gets envelopes for other addresses (an agent's ranks) with their bytes; without
-    it they are refused. `lookup` is asked while the controller is silent, and the socket follows it.
+    or a new one. `on_acknowledged` gets the number of each report that the controller has made durable.
+    `lookup` is asked while the controller is silent, and the socket follows it.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class ControllerLink:
         *,
         on_command: Callable[[Envelope], None],
         on_new_controller: Callable[[], None],
-        on_foreign: Callable[[Envelope, bytes], None] | None = None,
+        on_acknowledged: Callable[[int], None] = lambda number: None,
         lookup: Lookup = lambda: None,
     ) -> None:
         self.mailbox = mailbox
         self._socket = socket
         self._on_command = on_command
         self._on_new_controller = on_new_controller
-        self._on_foreign = on_foreign
+        self._on_acknowledged = on_acknowledged
         self._lookup = lookup
         self._lookup_failure = ""
         self._loop = asyncio.get_running_loop()
@@ -96,24 +96,23 @@ class ControllerLink:
         else:
             self._socket.move_to(endpoint)
 
-    def post(self, body: Message, *, reliable: bool = True) -> None:
-        """Send a report to the controller; a reliable one until it is acknowledged."""
+    def post(self, body: Message, *, reliable: bool = True) -> int | None:
+        """Send a report to the controller; a reliable one until it is acknowledged. Return its number.
+
+        None: it is not sent, as too many wait for a controller, or this link is closed.
+        """
         if self._closed:
-            return
+            return None
         try:
             envelope = self.mailbox.post(body, CONTROLLER, time.monotonic(), reliable=reliable)
         except MailboxFull as error:
             # Thousands of unacknowledged reports: there has been no controller for long. NodeJoined tells the next one
             # what runs here.
-            _log.error("a report is lost: %s", error)
-            return
+            _log.error("a %s is not sent: %s", type(body).__name__, error)
+            return None
         self._send(envelope)
         self._schedule()
-
-    def forward(self, data: bytes) -> None:
-        """Forward the bytes of another sender's envelope, unchanged."""
-        if not self._closed:
-            self._leave(data)
+        return envelope.number
 
     async def flush(self, limit_s: float) -> bool:
         """Wait until all that was posted is acknowledged, or given up; False when `limit_s` passes first."""
@@ -187,10 +186,7 @@ class ControllerLink:
         except WireError as error:
             self._refuse(error)
             return
-        if envelope.receiver != self.mailbox.address and self._on_foreign is not None:
-            self._on_foreign(envelope, bytes(message))
-        else:
-            self._take(envelope)
+        self._take(envelope)
 
     def _refuse(self, error: WireError) -> None:
         self.mailbox.refused["malformed"] += 1
@@ -215,6 +211,8 @@ class ControllerLink:
             self._send(taken.reply)
         if taken.new_session and envelope.sender == CONTROLLER:
             self._on_new_controller()
+        if isinstance(envelope.body, Ack) and taken.refused is None:
+            self._on_acknowledged(envelope.body.number)
         if taken.deliver:
             self._turned_away = None
             if envelope.number:

@@ -16,7 +16,7 @@ import msgspec
 from .codec import PROTOCOL_VERSION
 from .compat import StrEnum
 from .errors import ConfigurationError, MailboxFull
-from .messages import OF_A_GENERATION, Ack, Envelope, Message
+from .messages import OF_A_GENERATION, Ack, Envelope, Message, OrderRanks
 from .types import CONTROLLER, DETECTOR_PREFIX
 
 MAX_SENDERS = 65_536
@@ -191,8 +191,8 @@ class Mailbox:
             return self._envelope(body, receiver, 0)
         number = self._last_number.get(receiver, 0) + 1
         waiting = self._outgoing.setdefault(receiver, {})
-        if waiting and isinstance(body, OF_A_GENERATION):
-            self._outdate(waiting)
+        if waiting and isinstance(body, (*OF_A_GENERATION, OrderRanks)):
+            self._outdate(waiting, body)
         if self._outstanding >= self._capacity:
             raise MailboxFull(
                 f"{self._outstanding} messages of {self.address} are unacknowledged, the limit is {self._capacity}; "
@@ -269,10 +269,20 @@ class Mailbox:
         """Drop what is unacknowledged for a receiver that is gone. Its numbers continue where they were."""
         self._outstanding -= len(self._outgoing.pop(receiver, {}))
 
-    def _outdate(self, waiting: dict[int, Outgoing]) -> None:
+    def forget_all(self) -> None:
+        """Drop what is unacknowledged, for all receivers. Numbers continue where they were."""
+        self._outgoing.clear()
+        self._outstanding = 0
+
+    def _outdate(self, waiting: dict[int, Outgoing], body: Message) -> None:
         """Drop orders of earlier generations: while a receiver is away, they would pile up."""
         for number, outgoing in list(waiting.items()):
-            if outgoing.envelope.generation < self.generation and isinstance(outgoing.envelope.body, OF_A_GENERATION):
+            earlier = outgoing.envelope.body
+            if isinstance(body, OrderRanks):
+                void = isinstance(earlier, OrderRanks) and body.outdates(earlier)
+            else:
+                void = isinstance(earlier, OF_A_GENERATION)
+            if void and outgoing.envelope.generation < self.generation:
                 del waiting[number]
                 self._outstanding -= 1
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import LONGEST_TEXT, MOST_CONTROLLERS, Count, Name, Number
+from .bounds import LONGEST_TEXT, MOST_CONTROLLERS, MOST_OF_A_NODE, Count, Name, Number, Rank
 from .compat import StrEnum
 from .reports import (
     CheckpointSaved,
@@ -36,6 +36,9 @@ from .reports import (
     RankJoined,
     RankQuiesced,
     RankReady,
+    RankReport,
+    RanksReported,
+    RankWord,
     StepCommitted,
     StoreMoved,
 )
@@ -48,6 +51,7 @@ __all__ = [
     "CheckNode",
     "CheckpointSaved",
     "Command",
+    "CommandToRank",
     "ControllersListed",
     "CreateNode",
     "DeleteNode",
@@ -67,6 +71,7 @@ __all__ = [
     "NodeRefused",
     "NodeStaying",
     "NodeWords",
+    "OrderRanks",
     "PlatformJoined",
     "ProbeProgress",
     "ProcessExited",
@@ -78,6 +83,9 @@ __all__ = [
     "RankJoined",
     "RankQuiesced",
     "RankReady",
+    "RankReport",
+    "RankWord",
+    "RanksReported",
     "Rejoin",
     "Release",
     "Report",
@@ -242,6 +250,31 @@ class ArmFault(msgspec.Struct, frozen=True, tag=True):
     fault: ArmedFault
 
 
+RankCommand = Quiesce | Rejoin | Resume | Release | SaveCheckpoint | ArmFault
+"""A command that a rank carries out."""
+
+
+class CommandToRank(msgspec.Struct, frozen=True, array_like=True):
+    """A command for one rank, on its way in its node's orders."""
+
+    rank: Rank
+    generation: Count
+    command: RankCommand
+
+
+class OrderRanks(msgspec.Struct, frozen=True, tag=True):
+    """Hand these commands to ranks of the node: all that they are ordered in one turn of the controller."""
+
+    orders: Annotated[tuple[CommandToRank, ...], Meta(min_length=1, max_length=MOST_OF_A_NODE)]
+
+    def outdates(self, earlier: "OrderRanks") -> bool:
+        """Say whether none of the `earlier` orders, of an earlier generation, need arrive any more."""
+        if not all(isinstance(order.command, OF_A_GENERATION) for order in earlier.orders):
+            return False
+        newest = {order.rank: order.generation for order in self.orders if isinstance(order.command, OF_A_GENERATION)}
+        return all(order.generation < newest.get(order.rank, -1) for order in earlier.orders)
+
+
 class CheckNode(msgspec.Struct, frozen=True, tag=True):
     """Check the node, and answer with NodeChecked.
 
@@ -361,6 +394,7 @@ Command = (
     | SaveCheckpoint
     | ProbeProgress
     | ArmFault
+    | OrderRanks
     | CheckNode
     | CreateNode
     | DeleteNode
@@ -369,7 +403,7 @@ Command = (
 )
 
 
-Message = Report | NodeWords | Command | Ack | Enrolment | ControllersListed
+Message = Report | RanksReported | NodeWords | Command | Ack | Enrolment | ControllersListed
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

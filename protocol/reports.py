@@ -3,6 +3,7 @@
 A report is also an event of the recovery machine, and goes into its journal as it is.
 """
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -18,6 +19,7 @@ from .bounds import (
     Count,
     ExitStatus,
     Name,
+    Number,
     PathName,
     Phases,
     ProcessId,
@@ -252,6 +254,34 @@ class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
     step: Count
     path: PathName
     error: Text = ""
+
+
+RankWord = FaultReported | RankJoined | RankQuiesced | RankReady | StepCommitted | RankFinished | CheckpointSaved
+"""A report that a rank makes itself."""
+
+
+class RankReport(msgspec.Struct, frozen=True, array_like=True):
+    """A report of one rank, in one of its node. `incarnation`: of the process. `age_s`: since it was first said."""
+
+    rank: Rank
+    incarnation: Number
+    word: RankWord
+    age_s: Seconds = 0.0
+
+
+class RanksReported(msgspec.Struct, frozen=True, tag=True):
+    """Ranks of a node have reported: all that they said at about one time, in one message and one event of the journal.
+
+    The recovery machine is given each word by itself.
+    """
+
+    node: Name
+    reports: Annotated[tuple[RankReport, ...], Meta(min_length=1, max_length=MOST_OF_A_NODE)]
+
+    def of_words(self, words: Iterable[RankWord]) -> "RanksReported":
+        """Return it with these words in place of the ranks' own, as the journal has it: without their ages."""
+        said = zip(self.reports, words, strict=True)
+        return RanksReported(self.node, tuple(RankReport(each.rank, each.incarnation, word) for each, word in said))
 
 
 class ProgressReported(msgspec.Struct, frozen=True, tag=True):

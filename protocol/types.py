@@ -24,6 +24,7 @@ from .rules import LeaveOut, ValueRule
 
 CONTROLLER = "controller"
 PLATFORM = "platform"
+RANK_PREFIX = "rank/"
 DETECTOR_PREFIX = "detector/"
 OPERATOR = "detector/operator"  # in whose name a node is drained or isolated
 
@@ -35,7 +36,12 @@ def node_address(node: str) -> str:
 
 def rank_address(rank: int) -> str:
     """Return the address of the processor that holds `rank`."""
-    return f"rank/{rank}"
+    return f"{RANK_PREFIX}{rank}"
+
+
+def rank_of(address: str) -> int | None:
+    """Return the rank whose processor has an address that this program has made; None: it is of something else."""
+    return int(address[len(RANK_PREFIX) :]) if address.startswith(RANK_PREFIX) else None
 
 
 def detector_address(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...protocol.incidents import JobStatus
 from ..etcd.place import EtcdPlace
-from ..journaled import decided
+from ..journaled import handled, together
 from ..learned import read_snapshot
 from ..story import StoryEntry, turns
 from ..time_account import TimeAccount
@@ -42,8 +42,9 @@ def read_status(where: Where) -> JobStatus:
             last_s, times = snapshot.at_s, snapshot.times
 
         for event, at_s in events_behind(journal, find_start(journal, first, restore, journal.snapshots())):
-            decided(machine, event, at_s)
-            times.follow(machine.state, event, at_s)
+            for events in together(event):
+                handled(machine, events, at_s)
+                times.follow(machine.state, events[-1], at_s)
             last_s = at_s
         return times.told(machine.status(last_s))
 

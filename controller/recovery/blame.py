@@ -433,14 +433,16 @@ def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
 def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
     """Say whether those that all others wait for are at work again, since less than `limit_s`.
 
-    In a world that runs, the rank that is furthest behind is not at fault for that.
+    In a world that runs, the rank that is furthest behind is not at fault for that. Nor is one that is just about to
+    leave what it has waited for: all others have left it a moment ago.
     """
     clocks = list(clocks)
     if any(clock.suspended for clock in clocks):
         return False
-    behind = [clock for clock in _furthest_behind(clocks) if clock.activity not in _WAITING_FOR_PEERS | EXCUSED]
-    fresh = [clock for clock in behind or clocks if clock.activity_age_s <= limit_s]
-    return len(fresh) == len(behind or clocks)
+    last = _furthest_behind(clocks)
+    behind = [clock for clock in last if clock.activity not in _WAITING_FOR_PEERS | EXCUSED]
+    ahead = [] if behind else [clock for clock in clocks if clock not in last and clock.activity in _WAITING_FOR_PEERS]
+    return all(clock.activity_age_s <= limit_s for clock in behind or ahead or clocks)
 
 
 def _furthest_behind(clocks: Iterable[RankProgress]) -> list[RankProgress]:

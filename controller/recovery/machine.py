@@ -51,10 +51,11 @@ returns recommendations. Below the topics are the facts, and the verbs that send
 
 1. Its row in the table of phases and events is looked up. An event without one changes nothing and is counted: it is
    stale, or means nothing now. `ControllerStarted` and `DeadlinePassed` are the machine's own.
-2. The topic's handler runs. What it recommends is folded: each recommendation is handed to the topic that carries it
-   out, and what that one recommends comes first, before what was recommended earlier. So the order of commands is that
-   of a chain of calls, while no topic knows which other one acts. `Blame` before `Decide`, `GiveUpChange` before a
-   decision, `Gone` after it: the order in a list is the order in which it is done.
+2. The topic's handler runs; for answers of one kind that ranks of a node gave together once for each, before all that
+   follows. What it recommends is folded: each recommendation is handed to the topic that carries it out, and what that
+   one recommends comes first, before what was recommended earlier. So the order of commands is that of a chain of
+   calls, while no topic knows which other one acts. `Blame` before `Decide`, `GiveUpChange` before a decision, `Gone`
+   after it: the order in a list is the order in which it is done.
 3. Rules are asked, in the order of topics, until none holds. A rule says what follows from how everything stands
    together (all are parked: plan the repair), whichever event came last; doing it makes it false. Handlers therefore
    only note what each rank answers, and no order of answers needs a rule of its own.
@@ -80,9 +81,9 @@ import msgspec
 from ...policies.budgets import failures_by_node
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
+from ...protocol import messages as m
 from ...protocol.errors import SnapshotUnreadable
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, RankStatus
-from ...protocol.messages import DeleteNode, EndJob, NodeEnrolled
 from ...protocol.types import PLATFORM, JobSpec, node_address
 from .blame import BLAME
 from .boundary import BOUNDARY
@@ -124,6 +125,8 @@ TOPICS = (
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
 UNSETTLED = "rules that do not settle"
+# Answers that a handler only notes: what follows from many of them follows from how the ranks stand after the last.
+TOGETHER = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted)
 
 _Handler = Callable[[JobState, Any], Recs]
 
@@ -131,8 +134,8 @@ _Handler = Callable[[JobState, Any], Recs]
 class Machine(Protocol):
     """The recovery machine, as a driver needs it."""
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in an event; return what is to be done."""
+    def handle(self, event: Event, now: float, *more: Event) -> list[Action]:
+        """Take in an event, and `more` of its kind that came with it; return what is to be done."""
 
     def next_deadline(self) -> float | None:
         """Return when DeadlinePassed is due."""
@@ -175,28 +178,33 @@ class RecoveryMachine:
         self._parts = _PARTS if topics is TOPICS else _Parts(topics)
         self._started = False
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float, *more: Event) -> list[Action]:
         """Take in one event at `now` (seconds, never going back) and return what is to be done, in order.
 
-        Never raises for what comes from outside: an event that does not fit the phase changes nothing and is counted.
+        `more`: answers of the same kind (`TOGETHER`) by other ranks, which came with it. Never raises for what comes
+        from outside: an event that does not fit the phase changes nothing and is counted.
         """
         state, parts = self._state, self._parts
-        if isinstance(event, NodeEnrolled):  # a node counts when it joins
+        if isinstance(event, m.NodeEnrolled):  # a node counts when it joins
             return []
         state.now = now
         if not self._started:
             self._started = True
             self._fold(wait_for_nodes(state))
-        phase = state.turn.came_in = state.phase
-        handler = parts.table.get((phase, type(event)))
-        if handler is None:
-            state.ignore(f"{type(event).__name__} while {phase}")
+        taken = False
+        for each in (event, *more):
+            phase = state.turn.came_in = state.phase
+            handler = parts.table.get((phase, type(each)))
+            if handler is None:
+                state.ignore(f"{type(each).__name__} while {phase}")
+                continue
+            taken = True
+            self._fold(handler(state, each))
+        if not taken:
             return []
-        self._fold(handler(state, event))
         for tidy in parts.tidies:
             tidy(state)
-        self._apply_rules()
-        phase = state.phase  # no topic that looks here leads from one of these phases to another's
+        phase = self._apply_rules()  # no topic that looks here leads from one of these phases to another's
         for follow in parts.follows:
             if phase in follow.phases:
                 self._fold(follow.then(state))
@@ -215,17 +223,19 @@ class RecoveryMachine:
                 waiting += reversed([*more])
         self._state.ignore(UNSETTLED)
 
-    def _apply_rules(self) -> None:
-        """Do what follows from how everything stands together, until nothing does."""
+    def _apply_rules(self) -> Phase:
+        """Do what follows from how everything stands together, until nothing does; return the phase that led to."""
         state = self._state
         for _ in range(MOST_RULES):
-            for rule in self._parts.rules[state.phase]:
+            phase = state.phase
+            for rule in self._parts.rules[phase]:
                 if rule.holds(state):
                     self._fold(rule.then(state))
                     break
             else:
-                return
+                return phase
         state.ignore(UNSETTLED)
+        return state.phase
 
     def next_deadline(self) -> float | None:
         """Return when `DeadlinePassed` is due, on the clock of `handle`; None: nothing is waited for."""
@@ -404,9 +414,9 @@ class _Parts:
         """
         if state.phase is Phase.ENDED:
             assert state.result is not None
-            order = EndJob(state.result.exit_code, state.result.reason)
+            order = m.EndJob(state.result.exit_code, state.result.reason)
             yield from ((node_address(name), order) for name in state.world.named(*REACHABLE))
-            yield from ((PLATFORM, DeleteNode(name)) for name in state.world.given_back())
+            yield from ((PLATFORM, m.DeleteNode(name)) for name in state.world.given_back())
             yield PLATFORM, order
             return
         for topic in self.topics:

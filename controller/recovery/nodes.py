@@ -76,6 +76,13 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
     return [*recs, do.StartIfPossible()] if state.phase is Phase.WAITING else recs
 
 
+def _on_joined_too_late(state: JobState, event: m.NodeJoined) -> Recs:
+    """The job is over: have a node that comes, or comes back, end what runs there."""
+    if state.result is not None:
+        state.send(node_address(event.node), m.EndJob(state.result.exit_code, state.result.reason))
+    return None
+
+
 def _is_stale(state: JobState, node: str, process: RunningProcess) -> bool:
     """Return whether a process on a node is none of the job's any more, e.g. its rank was given up with the node."""
     holder = state.world.holder(process.rank)
@@ -372,6 +379,7 @@ NODES = Topic(
     name="nodes",
     takes=(
         Row(ALIVE, m.NodeJoined, _on_node_joined),
+        Row((Phase.ENDED,), m.NodeJoined, _on_joined_too_late),
         Row(ALIVE, NodeReturned, _on_node_returned),
         Row(ALIVE, HoldEnded, _on_hold_ended),
         Row(ALIVE, m.NodeLost, _on_node_lost),

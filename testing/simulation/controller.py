@@ -4,9 +4,13 @@ A controller that is taken for dead may also go on: it sends what it had decided
 is in charge. What it has not recorded it can never record, as the journal belongs to the next one by then.
 """
 
+from collections.abc import Callable, Sequence
+from itertools import count, groupby
 from typing import TYPE_CHECKING
 
-from ...controller.admission import refusal
+import msgspec
+
+from ...controller.admission import believed_of, refusal
 from ...controller.clock import said_at, stamped
 from ...controller.liveness import Liveness
 from ...controller.recovery.events import (
@@ -19,14 +23,23 @@ from ...controller.recovery.events import (
     NodeReturned,
     Send,
 )
-from ...controller.recovery.machine import RecoveryMachine
+from ...controller.recovery.machine import TOGETHER, RecoveryMachine
 from ...controller.recovery.state import Phase
-from ...controller.routes import Routes
+from ...controller.routes import RankOrders, Routes
 from ...controller.slow_ranks import SlowRanks
 from ...controller.time_account import TimeAccount
 from ...protocol.mailbox import Mailbox
-from ...protocol.messages import Envelope, FaultReported, NodeHeartbeat, NodeLost, Report
-from ...protocol.types import CONTROLLER, PLATFORM, node_address
+from ...protocol.messages import (
+    CommandToRank,
+    Envelope,
+    FaultReported,
+    NodeHeartbeat,
+    NodeLost,
+    RankCommand,
+    RanksReported,
+    Report,
+)
+from ...protocol.types import CONTROLLER, PLATFORM, node_address, rank_of
 from ..invariants import Invariant
 from ..transitions import is_known
 from .network import Endpoint
@@ -57,6 +70,7 @@ class Controller:
         self._seen_s: float | None = None  # when the last one died
         self.outlives_s = 0.0  # how long the next one to die goes on, taken for dead
         self._recorded: set[tuple[str, int, int]] = set()
+        self._crash_over: dict[int, int] = {}  # by the place of an entry: how many of its actions are done
 
     def start(self) -> None:
         """Replay the journal and take over."""
@@ -64,6 +78,7 @@ class Controller:
         world = self._world
         self.machine, self.times = self._new_machine(), TimeAccount()
         self._routes, self._liveness = Routes(), Liveness(world.policy.heartbeat)
+        self._orders = RankOrders(self._routes)
         mailbox = Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session())
         self._endpoint = Endpoint(
             mailbox, self._timeline, transmit=self._transmit, take=self._take, complain=world.fail
@@ -94,11 +109,21 @@ class Controller:
         return RecoveryMachine(world.policy, world.job, can_create_nodes=world.setting.can_create_nodes)
 
     def replay(self) -> None:
-        """Fold the journal into a fresh machine: it must act and remember the same."""
+        """Fold the journal into a fresh machine: it must act and remember the same.
+
+        What ranks of a node answered together is handled at once, as the driver does; while the job was played, each
+        answer was handled by itself.
+        """
         world, machine = self._world, self._new_machine()
-        for (event, at_s, *_), actions in zip(self.journal, self.done, strict=True):
-            if machine.handle(event, at_s) != actions:
-                world.fail(Invariant.JOURNAL_IS_TRUTH, f"in a replay {event} leads to something else than {actions}")
+        assert len(self.done) == len(self.journal) or not self.up  # it died over what came after the job's end
+        place = 0
+        for _, group in groupby(self.journal, _handled_at_once()):
+            entries = list(group)
+            events, at_s = [event for event, *_ in entries], entries[0][1]
+            actions, place = machine.handle(events[0], at_s, *events[1:]), place + len(events)
+            done = [action for each in self.done[place - len(events) : place] for action in each]
+            if place <= len(self.done) and actions != done:
+                world.fail(Invariant.JOURNAL_IS_TRUTH, f"in a replay {events} lead to {actions}, and led to {done}")
         if machine.incidents != self.machine.incidents or machine.state.spent != self.machine.state.spent:
             world.fail(Invariant.JOURNAL_IS_TRUTH, "a replay remembers other incidents or budgets")
 
@@ -123,28 +148,40 @@ class Controller:
         if not self.up or refused is not None:
             return False
         self._hear(connection)
-        self._routes.relayed(envelope.sender, node_address(connection))
+        if isinstance(envelope.body, RanksReported):
+            body, _ = believed_of(envelope.body, identity, self._world.setting.size, self._routes.placement)
+            if body is None:
+                self._endpoint.receive(envelope, void=True)
+                return False
+            envelope = msgspec.structs.replace(envelope, body=body)
         self._endpoint.receive(envelope)
         return True
 
     def tell(self, event: Event) -> None:
         """Hand in what arises in the controller itself, or is asked by an operator; nothing, if it is dead."""
         if self.up:
-            self._handle(event, CONTROLLER, 0, 0)
+            self._handle([event], CONTROLLER, 0, 0)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _take(self, envelope: Envelope) -> bool:
         body = envelope.body
-        assert isinstance(body, Report)
-        event = stamped(body, said_at(envelope, self._timeline.now))
-        return self._handle(event, envelope.sender, envelope.session, envelope.number)
+        at_s = said_at(envelope, self._timeline.now)
+        if not isinstance(body, RanksReported):
+            assert isinstance(body, Report)
+            return self._handle([stamped(body, at_s)], envelope.sender, envelope.session, envelope.number)
+        events = [stamped(report.word, at_s - report.age_s) for report in body.reports]
+        return self._handle(events, envelope.sender, envelope.session, envelope.number)
 
-    def _handle(self, event: Event, sender: str, session: int, number: int) -> bool:
-        """Record, handle, act. False: it died on the way."""
+    def _handle(self, events: Sequence[Event], sender: str, session: int, number: int) -> bool:
+        """Record all, then handle each, and act. False: it died on the way."""
+        first = len(self.journal)
+        self._record(events, sender, session, number)
+        return all(self._handle_recorded(event, first + index) for index, event in enumerate(events))
+
+    def _handle_recorded(self, event: Event, index: int) -> bool:
         now, world = self._timeline.now, self._world
-        self._record(event, now, sender, session, number)
-        acts, self.crash_next = self.crash_next, None
+        acts = self._crash_over.pop(index, None)
         if acts == 0:
             world.log(f"recorded, and not acted on: {event}")
             world.controller_watch.recorded(now)
@@ -161,24 +198,29 @@ class Controller:
         self._learn(event, actions, now)
         for number_of_action, action in enumerate(actions):
             if number_of_action == acts:
+                self._flush_orders()
                 self._die_while_acting(actions[number_of_action:])
                 return False
             self._act(action)
+        self._flush_orders()
         if acts is not None:
             self.crash()
             return False
         self._plan_deadline()
         return self.up
 
-    def _record(self, event: Event, now: float, sender: str, session: int, number: int) -> None:
+    def _record(self, events: Sequence[Event], sender: str, session: int, number: int) -> None:
         key = (sender, session, number)
         if number and key in self._recorded:
-            self._world.fail(Invariant.AT_MOST_ONCE, f"{event} of {sender} is recorded a second time")
+            self._world.fail(Invariant.AT_MOST_ONCE, f"{events} of {sender} are recorded a second time")
         self._recorded.add(key)
-        self.journal.append((event, now, sender, session, number))
-        self._world.allowed.recorded(event)
-        if self.crash_at is not None and len(self.journal) == self.crash_at[0]:
-            self.crash_next = self.crash_at[1]
+        if self.crash_next is not None:
+            self._crash_over[len(self.journal)], self.crash_next = self.crash_next, None
+        for event in events:
+            self.journal.append((event, self._timeline.now, sender, session, number))
+            self._world.allowed.recorded(event)
+            if self.crash_at is not None and len(self.journal) == self.crash_at[0]:
+                self._crash_over[len(self.journal) - 1] = self.crash_at[1]
 
     def _die_while_acting(self, rest: list[Action]) -> None:
         """Some actions are done. The rest is lost, or done much later by a controller that is no longer in office."""
@@ -186,21 +228,42 @@ class Controller:
         endpoint, outlives_s = self._endpoint, self.outlives_s
         self.crash()
 
+        orders = self._orders
+
         def go_on() -> None:
             for action in rest:
-                if isinstance(action, Send):
+                if not isinstance(action, Send):
+                    continue
+                rank = rank_of(action.receiver)
+                if rank is not None and isinstance(action.body, RankCommand):
+                    orders.add(CommandToRank(rank, action.generation, action.body))
+                else:
                     endpoint.post(action.body, action.receiver)
+            for connection, message in orders.flush():
+                endpoint.post(message, connection)
 
         self._timeline.after(outlives_s * self._world.chance.random(), go_on)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):
             self._endpoint.mailbox.generation = action.generation
+            rank = rank_of(action.receiver)
+            if rank is not None and isinstance(action.body, RankCommand):
+                self._orders.add(CommandToRank(rank, action.generation, action.body))
+                return
+            for message in self._orders.close(action.receiver):
+                self._endpoint.post(message, action.receiver)
             self._endpoint.post(action.body, action.receiver)
         elif isinstance(action, Forget):
-            self._endpoint.mailbox.forget(action.receiver)
+            rank = rank_of(action.receiver)
+            if rank is not None:
+                self._orders.forget(rank)
         elif isinstance(action, Finish) and self.finish is None:
             self.finish = action
+
+    def _flush_orders(self) -> None:
+        for connection, message in self._orders.flush():
+            self._endpoint.post(message, connection)
 
     def _learn(self, event: Event, actions: list[Action], now: float) -> None:
         if isinstance(event, NodeLost):
@@ -277,3 +340,14 @@ class Controller:
         if self._world.busy:
             wait_s = self._world.policy.heartbeat.interval_s / 2
             self._timeline.after(wait_s, lambda: self._look_for_silence() if endpoint is self._endpoint else None)
+
+
+def _handled_at_once() -> Callable[[Entry], object]:
+    """Return a key that is the same for answers of one kind in one message, and else another one for each entry."""
+    numbers = count()
+
+    def key(entry: Entry) -> object:
+        event, *origin = entry
+        return (type(event), *origin) if isinstance(event, TOGETHER) and origin[-1] else next(numbers)
+
+    return key

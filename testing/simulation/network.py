@@ -21,8 +21,8 @@ from ...protocol import messages as m
 from ...protocol.compat import StrEnum
 from ...protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed, MidstepError
 from ...protocol.mailbox import Mailbox
-from ...protocol.messages import Envelope, Message
-from ...protocol.types import CONTROLLER, Activity, Rendezvous
+from ...protocol.messages import Ack, Envelope, Message
+from ...protocol.types import CONTROLLER, Activity, Rendezvous, node_address
 from ..invariants import Invariant
 
 RESENDS_S = 15.0
@@ -216,6 +216,7 @@ class Endpoint:
         take: Callable[[Envelope], bool],
         complain: Callable[[Invariant, str], None],
         new_session: Callable[[Envelope], None] | None = None,
+        acknowledged: Callable[[int], None] | None = None,
     ) -> None:
         self.mailbox = mailbox
         self.open = True
@@ -227,25 +228,29 @@ class Endpoint:
         self._term = 0  # the highest that was ever taken in
         self._taken: set[tuple[str, int, int]] = set()
         self._new_session = new_session
+        self._acknowledged = acknowledged
         self._due_s = math.inf
 
     def close(self) -> None:
         """Be gone."""
         self.open = False
 
-    def post(self, body: Message, receiver: str) -> None:
-        """Send a message until it is acknowledged."""
-        if self.open:
-            self._transmit(self.mailbox.post(body, receiver, self._timeline.now))
-            self._plan()
+    def post(self, body: Message, receiver: str) -> int | None:
+        """Send a message until it is acknowledged, and return its number."""
+        if not self.open:
+            return None
+        envelope = self.mailbox.post(body, receiver, self._timeline.now)
+        self._transmit(envelope)
+        self._plan()
+        return envelope.number
 
     def hurry(self) -> None:
         """Send again soon what could not arrive for a while."""
         self.mailbox.hurry(self._timeline.now)
         self._plan()
 
-    def receive(self, envelope: Envelope) -> None:
-        """An envelope has arrived."""
+    def receive(self, envelope: Envelope, *, void: bool = False) -> None:
+        """An envelope has arrived. `void`: nothing in it is believed, and it is acknowledged."""
         if not self.open or self.deaf:
             return
         taken = self.mailbox.take(envelope, self._timeline.now)
@@ -253,9 +258,11 @@ class Endpoint:
             self._transmit(taken.reply)
         if taken.new_session and self._new_session is not None:
             self._new_session(envelope)
+        if isinstance(envelope.body, Ack) and taken.refused is None and self._acknowledged is not None:
+            self._acknowledged(envelope.body.number)
         if taken.deliver:
             self._judge(envelope)
-        if taken.deliver and self._take(envelope) and self.open:
+        if taken.deliver and (void or self._take(envelope)) and self.open and (envelope.number or not void):
             self._transmit(self.mailbox.acknowledge(envelope))
         self._plan()
 
@@ -318,10 +325,11 @@ def falsified(body: m.Message, kind: Byzantine, chance: random.Random) -> m.Mess
     return None
 
 
-def forged(envelope: m.Envelope, rank: int) -> m.Envelope:
-    """Return what an agent of another node says in the name of a rank that it overhears: that it has finished."""
-    body = m.RankFinished(rank, envelope.generation, envelope.session, _FAR)
-    return msgspec.structs.replace(envelope, number=envelope.number + _FAR, body=body)
+def forged(envelope: m.Envelope, rank: int, *, node: str, session: int) -> m.Envelope:
+    """Return what an agent of another node says of a rank that it overhears: that it has finished."""
+    word = m.RankFinished(rank, envelope.generation, envelope.session, _FAR)
+    body = m.RanksReported(node, (m.RankReport(rank, envelope.session, word),))
+    return msgspec.structs.replace(envelope, sender=node_address(node), session=session, number=0, body=body)
 
 
 class Member(Protocol):

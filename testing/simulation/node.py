@@ -4,7 +4,8 @@ A node is a played agent behind a bad network, with detectors, a stall clock and
 slow, run out of machines, or not answer at all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...protocol import messages as m
@@ -21,6 +22,7 @@ from ...protocol.messages import (
     NodeStaying,
     PlatformJoined,
 )
+from ...protocol.rank_relay import GATHER_MAX_S, RankRelay
 from ...protocol.reports import PreparedProcesses
 from ...protocol.types import (
     CONTROLLER,
@@ -34,11 +36,12 @@ from ...protocol.types import (
     StandbyDepth,
     StoreEndpoint,
     node_address,
+    rank_of,
 )
 from ..invariants import Invariant
 from ..played_agent import SIGKILL, FakeAgent, HostedRank
 from .network import Endpoint, forged
-from .process import Process
+from .process import INSIDE_S, Process
 from .process_faults import OneShot
 
 if TYPE_CHECKING:
@@ -77,8 +80,10 @@ class SimulatedAgent(FakeAgent[Process]):
         mailbox = Mailbox(job=world.job.job, address=node_address(name), session=world.next_session())
         self.endpoint = Endpoint(
             mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail,
-            new_session=lambda _: self._introduce(),
+            new_session=lambda _: self._introduce(), acknowledged=self._acknowledged,
         )  # fmt: skip
+        self._words = RankRelay(job=world.job.job, node=name, session=mailbox.session)
+        self._gathering = self._repeating = False
         self.say(self.introduction())
 
     @property
@@ -97,7 +102,8 @@ class SimulatedAgent(FakeAgent[Process]):
         return self.alive and self.world.timeline.now >= max(self.mute_until_s, self.isolated_until_s)
 
     def say(self, report: m.Report) -> None:
-        """Report to the controller."""
+        """Report to the controller, behind what ranks have said."""
+        self._leave()
         self.endpoint.post(report, CONTROLLER)
 
     def die(self) -> None:
@@ -143,15 +149,28 @@ class SimulatedAgent(FakeAgent[Process]):
         self.say(m.FaultReported(report))
 
     def relay(self, process: Process, envelope: m.Envelope) -> None:
-        """Pass on what a rank says; words of an earlier incarnation are refused.
+        """Take in what a rank says; words of an earlier incarnation are refused.
 
         The agent of another node forges a message of that rank first.
         """
+        if not self.alive:
+            return
         forger = next((each for each in self.world.agents.values() if each is not self and each.is_heard), None)
-        if forger is not None and self.world.controller.receive(forged(envelope, process.rank), forger.name):
-            self.world.fail(Invariant.OWN_VOICE, f"{forger.name} is believed to speak for rank {process.rank}")
-        if self.is_heard and process.incarnation >= self.places[process.rank].oldest:
-            self.world.controller.receive(envelope, self.name)
+        if forger is not None:
+            session = forger.endpoint.mailbox.session
+            message = forged(envelope, process.rank, node=forger.name, session=session)
+            if self.world.controller.receive(message, forger.name):
+                self.world.fail(Invariant.OWN_VOICE, f"{forger.name} is believed to speak for rank {process.rank}")
+        if process.incarnation < self.places[process.rank].oldest:
+            return
+        answer = self._words.hear(envelope, 1, self.world.timeline.now)
+        if answer is not None:
+            self._hand_on([answer])
+        if self._words.is_due([each.rank for each in self.processes()]):
+            self._leave()
+        elif self._words.has_gathered and not self._gathering:
+            self._gathering = True
+            self.world.timeline.after(GATHER_MAX_S, self._leave)
 
     def report_exit(self, process: Process, status: int) -> None:
         """Report soon that a process has ended."""
@@ -175,7 +194,35 @@ class SimulatedAgent(FakeAgent[Process]):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _leave(self) -> None:
+        self._gathering = False
+        if self.alive:
+            self._words.leave(lambda body: self.endpoint.post(body, CONTROLLER), self.world.timeline.now)
+
+    def _acknowledged(self, number: int) -> None:
+        self._hand_on(self._words.acknowledged(number))
+
+    def _hand_on(self, envelopes: Iterable[m.Envelope]) -> None:
+        for envelope in envelopes:
+            self.world.timeline.after(INSIDE_S, partial(self._arrive, envelope))
+        due_s = self._words.next_due()
+        if due_s is not None and not self._repeating:
+            self._repeating = True
+            self.world.timeline.after(max(0.0, due_s - self.world.timeline.now), self._repeat)
+
+    def _arrive(self, envelope: m.Envelope) -> None:
+        rank = rank_of(envelope.receiver)
+        process = self.hosts(rank) if self.alive and rank is not None else None
+        if process is not None and not process.suspended:
+            process.endpoint.receive(envelope)
+
+    def _repeat(self) -> None:
+        self._repeating = False
+        if self.alive:
+            self._hand_on(self._words.due(self.world.timeline.now))
+
     def _introduce(self) -> None:
+        self._words.follow(self.endpoint.mailbox.term)
         if not self.leaving:
             self.say(self.introduction())
 
@@ -208,6 +255,8 @@ class SimulatedAgent(FakeAgent[Process]):
                     self.obey(each)
             case m.IntroduceNode() | m.StartProcess() if self.leaving:
                 pass
+            case m.OrderRanks():
+                self._hand_on(self._words.order(order, envelope.term, self.world.timeline.now))
             case m.StartProcess() if not self._welcome:
                 self._early.append(order)
             case m.ArmFault(fault=fault):
@@ -226,6 +275,8 @@ class SimulatedAgent(FakeAgent[Process]):
 
     def start(self, place: HostedRank[Process], order: m.StartProcess) -> None:
         """Start what was ordered after a while, if the node is still there."""
+        if not order.early:
+            self._words.forget(order.rank)
         start = super().start
         self.world.timeline.after(START_S, lambda: start(place, order) if self.alive and not self.leaving else None)
 

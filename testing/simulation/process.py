@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 ORDERS_S = 600.0
 FLUSH_S = 5.0
+INSIDE_S = 0.0001  # from a rank to its agent, and back
 EXIT_RAISED = 1
 SIGKILL = -9
 LOST = -1  # the count of updates in a shard whose memory was hit
@@ -150,7 +151,7 @@ class Process(FakeProcess, PlayedThread):
         )  # fmt: skip
 
     def _transmit(self, envelope: m.Envelope) -> None:
-        self.world.network.carry(envelope, lambda each: self.agent.relay(self, each))
+        self.world.timeline.after(INSIDE_S, lambda: self.agent.relay(self, envelope))
 
     def _hear(self, envelope: m.Envelope) -> bool:
         if self.suspended:

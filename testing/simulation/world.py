@@ -173,12 +173,7 @@ class SimulatedWorld:
         agent = self.agents.get(connection.removeprefix("node/"))
         if agent is None or not agent.hears:
             return
-        if envelope.receiver.startswith("node/"):
-            agent.endpoint.receive(envelope)
-        else:
-            process = agent.hosts(int(envelope.receiver.removeprefix("rank/")))
-            if process is not None and not process.suspended:
-                process.endpoint.receive(envelope)
+        agent.endpoint.receive(envelope)
 
     # --- faults -------------------------------------------------------------------------------------------------
 

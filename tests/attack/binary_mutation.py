@@ -9,6 +9,7 @@ import msgspec
 
 _AT_THE_BOUNDS = 0.03
 LONG_CHARS = 500
+SHORTER_CHARS = (64, 8)  # where a pattern allows no more
 _HALF = 0.5
 _WRONG: tuple[Any, ...] = (
     None, True, -1, 0, 2**63 - 1, 2**64 - 1, -(2**63), 1e308, float("nan"), float("inf"), "", "x" * 3000, b"\xff" * 50,
@@ -74,7 +75,8 @@ class Maker:
         if isinstance(info, inspect.StructType):
             return info.cls(**{field.name: self._made(field.type) for field in info.fields})
         if isinstance(info, inspect.VarTupleType):
-            return tuple(self._made(info.item_type) for _ in range(chance.choice((0, 1, 2, 2, 4))))
+            count = max(chance.choice((0, 1, 2, 2, 4)), info.min_length or 0)
+            return tuple(self._made(info.item_type) for _ in range(count))
         if isinstance(info, inspect.DictType):
             return {self._made(info.key_type): self._made(info.value_type) for _ in range(chance.randint(0, 3))}
         return self._leaf(info)
@@ -101,5 +103,7 @@ class Maker:
             name for name in self._names if re.search(info.pattern or "", name) and len(name) >= (info.min_length or 0)
         ]
         if not fitting or self._chance.random() < _AT_THE_BOUNDS:
-            return "x" * min(info.max_length or LONG_CHARS, LONG_CHARS)
+            lengths = (min(info.max_length or LONG_CHARS, LONG_CHARS), *SHORTER_CHARS)
+            texts = ["x" * length for length in lengths]
+            return next((text for text in texts if re.search(info.pattern or "", text)), texts[0])
         return self._chance.choice(fitting)

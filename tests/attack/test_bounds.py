@@ -10,16 +10,22 @@ from midstep.protocol import codec
 from midstep.protocol.errors import MalformedMessage
 from midstep.protocol.messages import (
     Ack,
+    CommandToRank,
     Envelope,
     FaultReported,
     Message,
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
+    OrderRanks,
     ProcessExited,
+    Quiesce,
+    RankFinished,
     RankJoined,
     RankQuiesced,
     RankReady,
+    RankReport,
+    RanksReported,
     StepCommitted,
 )
 from midstep.protocol.reports import ReportedValues
@@ -42,6 +48,7 @@ STANDING = StepReport(7, False, True)
 STORE = StoreEndpoint("127.0.0.1", 1)
 CLOCK = RankProgress(0, 1, 1, 9, Activity.UPDATING, 3, 0.1, 0.1, 0.5)
 PROCESS = RunningProcess(0, 4711, 1, 1)
+FINISHED = RankFinished(0, 1, 1, 9)
 
 
 def fault(**changes: object) -> Message:
@@ -101,6 +108,14 @@ BAD: dict[str, Message] = {
     "too many shards": standing(needs=("all",) * 70_000),
     "too many copies": standing(local_states=(LocalStateCopy(0, 1),) * 70_000),
     "huge number in an acknowledgement": Ack(1, 2**64 - 1),
+    "no ranks' reports": RanksReported("a", ()),
+    "too many ranks' reports": RanksReported("a", (RankReport(0, 1, FINISHED),) * 5000),
+    "report of a negative rank": RanksReported("a", (RankReport(-1, 1, FINISHED),)),
+    "report of a huge incarnation": RanksReported("a", (RankReport(0, 2**64 - 1, FINISHED),)),
+    "report of no age": RanksReported("a", (RankReport(0, 1, FINISHED, math.nan),)),
+    "report of an infinite age": RanksReported("a", (RankReport(0, 1, FINISHED, math.inf),)),
+    "no orders": OrderRanks(()),
+    "too many orders": OrderRanks((CommandToRank(0, 1, Quiesce(0, 1)),) * 5000),
 }
 
 

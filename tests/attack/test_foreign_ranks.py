@@ -1,5 +1,6 @@
 """What one node's key can say of others' ranks"""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
@@ -8,7 +9,7 @@ import pytest
 
 from midstep.controller.recovery.events import Action, ControllerStarted, Send
 from midstep.controller.routes import Routes
-from midstep.controller.wire import Wire
+from midstep.controller.wire import Arrival, Wire
 from midstep.protocol import codec as frames
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
@@ -25,10 +26,14 @@ from midstep.protocol.messages import (
     ProcessExited,
     ProcessStarted,
     ProgressReported,
+    Quiesce,
     RankFinished,
     RankJoined,
     RankQuiesced,
     RankReady,
+    RankReport,
+    RanksReported,
+    RankWord,
     StartProcess,
     StepCommitted,
     StopProcess,
@@ -44,6 +49,7 @@ from midstep.protocol.types import (
     RunningProcess,
     StepReport,
     StoreEndpoint,
+    rank_of,
 )
 
 from .attack import attack
@@ -78,7 +84,7 @@ class Router:
 
     def __init__(self) -> None:
         self.arrived: list[Received] = []
-        self.refused: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()
 
     def receive(self, limit: int) -> list[Received]:
         arrived, self.arrived = self.arrived[:limit], self.arrived[limit:]
@@ -105,15 +111,35 @@ class Controller:
         self.routes.learn(ControllerStarted(1), actions)
 
     def hear(self, identity: str, body: Message, sender: str = "", session: int = 1) -> bool:
-        """Say whether a message over the connection of `identity` is believed."""
+        """Say whether a message over the connection of `identity` is believed.
+
+        What a rank says is reported by the node. `session`: of the sender.
+        """
+        rank = rank_of(sender)
+        if rank is None:
+            return self.hear_as(sender or identity, identity, body, session)
+        assert isinstance(body, RankWord)
+        return self.hear(identity, RanksReported(identity.partition("/")[2], (RankReport(rank, session, body),)))
+
+    def hear_as(self, sender: str, identity: str, body: Message, session: int = 1) -> bool:
+        """Say whether a message in the name of a sender is believed over the connection of `identity`."""
+        return bool(self.arrivals(identity, body, sender, session))
+
+    def arrivals(self, identity: str, body: Message, sender: str = "", session: int = 1) -> list[Arrival]:
+        """Return what is believed of a message."""
         self.numbers += 1
         mailbox = Mailbox(job="demo", address=sender or identity, session=session)
         envelope = msgspec.structs.replace(mailbox.post(body, "controller", 0.0), number=self.numbers)
         self.router.arrived.append(Received(identity, identity, frames.frame_of(envelope)))
-        return bool(self.wire.receive(0.0))
+        return self.wire.receive(0.0)
+
+    def order(self, rank: int, incarnation: int) -> None:
+        """Have something sent to a rank."""
+        self.wire.send(f"rank/{rank}", Quiesce(rank, incarnation), 1, 0.0)
+        self.wire.flush()
 
 
-OF_RANKS: Sequence[Message] = (
+OF_RANKS: Sequence[RankWord] = (
     RankJoined(2, 1, 1, 4711, STANDING, 1.0),
     RankQuiesced(2, 1, 1, STANDING, {}),
     RankReady(2, 1, 1, 7, {}),
@@ -158,14 +184,52 @@ def own(body: Message) -> Message:
 @attack(
     "an agent with a stolen key speaks in the name of ranks on other nodes",
     holds="a rank is heard only through the node that its process was ordered to start on",
-    reads="refused: relayed by an agent that does not have the rank",
+    reads="refused: reported by an agent that does not have the rank",
 )
 @pytest.mark.parametrize("body", OF_RANKS, ids=lambda body: type(body).__name__)
-def test_a_rank_of_another_node_is_not_believed(body: Message) -> None:
-    """What rank 2 says is believed over node b, and not over node a, whatever session it claims."""
+def test_a_rank_of_another_node_is_not_believed(body: RankWord) -> None:
+    """What rank 2 says is believed over node b, and not over node a, whatever incarnation it claims."""
     controller = Controller()
     assert not any(controller.hear(A, body, "rank/2", session) for session in (1, 2, 10**9))
+    assert controller.wire.refused == {"reported by an agent that does not have the rank": 3}
     assert controller.hear(B, body, "rank/2")
+
+
+@attack(
+    "an agent with a stolen key sends what another node would send, or what a rank would say itself",
+    holds="only the owner of a connection is heard over it, and ranks have none",
+    reads="refused: sender is not the connection's owner",
+)
+@pytest.mark.parametrize("body", OF_RANKS, ids=lambda body: type(body).__name__)
+def test_nobody_is_heard_over_the_connection_of_another(body: RankWord) -> None:
+    """Neither node b nor rank 2 nor a rank of node a itself, whatever session it claims."""
+    controller = Controller()
+    of_b = RanksReported("b", (RankReport(2, 1, body),))
+    assert not any(controller.hear_as(B, A, of_b, session) for session in (1, 2, 10**9))
+    assert not any(controller.hear_as("rank/2", A, body, session) for session in (1, 2, 10**9))
+    assert not controller.hear_as("rank/1", A, own(body))
+    assert controller.wire.refused == {"sender is not the connection's owner": 7}
+    assert not controller.hear(A, of_b)
+    assert controller.wire.refused["about another node"] == 1
+    assert controller.hear(B, of_b)
+
+
+@attack(
+    "an agent reports ranks of other nodes among its own",
+    holds="each report is believed by itself: those about other nodes are left out",
+    reads="refused: reported by an agent that does not have the rank",
+)
+def test_what_is_foreign_in_a_report_is_left_out_and_the_rest_is_believed() -> None:
+    """In the order in which it was reported."""
+    controller = Controller()
+    words = [RankReport(rank, 1, StepCommitted(rank, 1, 1, 8, 1.0, 0.1)) for rank in range(4)]
+    pretended = RankReport(1, 1, StepCommitted(2, 1, 1, 9, 1.0, 0.1))
+    [heard] = controller.arrivals(A, RanksReported("a", (words[2], words[1], pretended, words[3], words[0])))
+    assert heard.envelope.body == RanksReported("a", (words[1], words[0]))
+    assert controller.wire.refused == {
+        "reported by an agent that does not have the rank": 2,
+        "about another rank": 1,
+    }
 
 
 @attack(
@@ -185,15 +249,17 @@ def test_an_agent_is_not_believed_about_processes_of_others(body: Message) -> No
 @attack(
     "an agent acknowledges orders for ranks on other nodes, so that they are never sent again",
     holds="an order counts as received only where it was sent to",
-    reads="refused: relayed by an agent that does not have the rank",
+    reads="refused: sender is not the connection's owner",
 )
 def test_an_order_for_another_node_cannot_be_acknowledged() -> None:
     """The order to rank 2 stays outstanding after node a acknowledges it, and not after node b does."""
     controller = Controller()
-    controller.wire.send("rank/2", StopProcess(2, 1, 0.0), 1, 0.0)
-    controller.hear(A, Ack(session=1, number=1), "rank/2")
+    controller.order(2, 1)
+    for sender in (A, B, "rank/2"):
+        controller.hear_as(sender, A, Ack(session=1, number=1))
+    assert controller.wire.refused == {"sender is not the connection's owner": 2}
     assert controller.wire.next_due() is not None
-    controller.hear(B, Ack(session=1, number=1), "rank/2")
+    controller.hear(B, Ack(session=1, number=1))
     assert controller.wire.next_due() is None
 
 
@@ -208,8 +274,13 @@ def test_a_node_cannot_speak_for_the_next_life_of_a_rank() -> None:
     controller.decide(start(2, 2, A))
     assert not controller.hear(B, RankFinished(2, 1, 2, 9), "rank/2", session=2)
     assert not controller.hear(B, RankFinished(2, 1, 2, 9), "rank/2", session=1)
-    controller.wire.send("rank/2", StopProcess(2, 2, 0.0), 1, 0.0)
-    controller.hear(B, Ack(session=1, number=1), "rank/2", session=1)
+    assert controller.wire.refused == {
+        "reported by an agent that does not have the rank": 1,
+        "about a process of another node": 1,
+    }
+    controller.order(2, 2)
+    for sender in (A, B, "rank/2"):
+        controller.hear_as(sender, B, Ack(session=1, number=1))
     assert controller.wire.next_due() is not None
     assert controller.hear(B, ProcessExited("b", process(2, 1), 0, 1.0, expected=True))  # this it has to say
     assert controller.hear(A, RankFinished(2, 1, 2, 9), "rank/2", session=2)

@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from midstep.controller.recovery.events import Event
+from midstep.controller.journaled import Journaled, decided, each_event
 from midstep.controller.recovery.machine import RecoveryMachine
 from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
@@ -18,7 +18,17 @@ from midstep.policies.schema import default_policy
 from midstep.protocol import codec
 from midstep.protocol import codec as frames
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Ack, Command, Envelope, NodeHeartbeat, NodeJoined, Report
+from midstep.protocol.messages import (
+    Ack,
+    Command,
+    Envelope,
+    NodeHeartbeat,
+    NodeJoined,
+    RankReport,
+    RanksReported,
+    RankWord,
+    Report,
+)
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import JobSpec, StoreEndpoint
 
@@ -31,7 +41,8 @@ pytestmark = pytest.mark.timeout(LIMIT_S)
 IDENTITIES = ("node/a", "node/b", "platform", "detector/d")
 SENDERS = (*IDENTITIES, "rank/0", "rank/1", "rank/2", "rank/3", "controller")
 NAMES = ("a", "b", "node/a", "rank/0", "rank/1", "detector/d", "all", "C1", "stop", "")
-MEMBERS = (*Report.__args__, *Report.__args__, *Command.__args__, Ack)
+MEMBERS = (*[*Report.__args__, RanksReported] * 2, *Command.__args__, Ack)
+LATER = 0.9  # of all cases: before, nobody is started again
 SLOWEST_S = 5.0  # of one case, on a machine that is busy with something else
 MOST_GROWTH_KIB = 400 * 1024
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
@@ -88,9 +99,10 @@ class Fuzzed:
             body = arrival.envelope.body
             self.believed.add(type(body))
             if not isinstance(body, NodeHeartbeat):
-                event: Event = msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=Event)  # as from the journal
-                assert event == body
-                self.routes.learn(event, self.machine.handle(event, self.now))
+                event: Journaled = msgspec.msgpack.decode(msgspec.msgpack.encode(body), type=Journaled)
+                assert event == body  # as from the journal
+                self.believed.update(map(type, each_event(event)))
+                self.routes.learn(event, decided(self.machine, event, self.now))
             self.wire.acknowledge(arrival)
         self.wire.flush()
         return len(arrivals)
@@ -105,7 +117,7 @@ def framed(data: bytes, others: list[bytes], chance: random.Random) -> bytes:
 
 
 def fitting(body: object, chance: random.Random) -> tuple[str, str, object]:
-    """Return sender, connection and a message that are about one rank, or the agent of its node: to be believed."""
+    """Return sender, connection and a message about one rank or the agent of its node: to be believed."""
     rank = chance.randrange(4)
     node = "a" if rank < 2 else "b"
     sender = chance.choice((f"rank/{rank}", f"node/{node}"))
@@ -116,7 +128,18 @@ def fitting(body: object, chance: random.Random) -> tuple[str, str, object]:
             return {key: fits.get(key, fitted(inner)) for key, inner in value.items()}
         return [fitted(inner) for inner in value] if isinstance(value, list | tuple) else value
 
-    return sender, f"node/{node}", msgspec.convert(fitted(msgspec.to_builtins(body)), type(body), strict=False)
+    def made(body: object) -> object:
+        return msgspec.convert(fitted(msgspec.to_builtins(body)), type(body), strict=False)
+
+    agent = f"node/{node}"
+    if isinstance(body, RanksReported):
+        fits["seen_by"] = f"rank/{rank}"
+        body = RanksReported(node, tuple(RankReport(rank, 1, made(each.word)) for each in body.reports))  # type: ignore[arg-type]
+    elif sender != agent and isinstance(body, RankWord):
+        body = RanksReported(node, (RankReport(rank, 1, made(body)),))  # type: ignore[arg-type]
+    else:
+        body = made(body)
+    return agent if isinstance(body, RanksReported) else sender, agent, body
 
 
 @attack(
@@ -137,7 +160,8 @@ def test_whatever_arrives_the_next_good_message_is_taken() -> None:
         identity = sender if sender in IDENTITIES and chance.random() < 0.9 else chance.choice(IDENTITIES)
         if chance.random() < 0.5:
             sender, identity, body = fitting(body, chance)
-        envelope = fuzzed.envelope(sender, body, 1 if chance.random() < 0.9 else 2)
+        session = 1 if chance.random() < 0.9 or case < LATER * CASES else 2  # the earlier one is stale from then on
+        envelope = fuzzed.envelope(sender, body, session)
         data = msgspec.msgpack.encode(envelope)
         how = chance.randrange(4)
         if how == 1:
@@ -155,3 +179,5 @@ def test_whatever_arrives_the_next_good_message_is_taken() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_GROWTH_KIB
     assert fuzzed.wire.refused["MalformedMessage"] > CASES / 10
     assert len(fuzzed.believed) > 6  # so some of it is believed
+    assert RanksReported in fuzzed.believed
+    assert len(fuzzed.believed.intersection(RankWord.__args__)) > 1

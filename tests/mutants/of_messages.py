@@ -36,8 +36,9 @@ MUTANTS = (
     Mutant(
         "act before it is recorded",
         "midstep.testing.simulation.controller",
-        "        self.journal.append((event, now, sender, session, number))\n",
-        "        if self.crash_next is None:\n            self.journal.append((event, now, sender, session, number))\n",
+        "            self.journal.append((event, self._timeline.now, sender, session, number))\n",
+        "            if len(self.journal) not in self._crash_over:\n"
+        "                self.journal.append((event, self._timeline.now, sender, session, number))\n",
     ),
     Mutant(
         "forget after a restart what was received",

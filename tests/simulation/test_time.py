@@ -4,7 +4,7 @@ from midstep.protocol.incidents import Outcome
 from midstep.protocol.time_spent import RECOVERY, TimeCategory
 from midstep.testing.simulation.world import SimulatedWorld
 
-SEEDS = range(60)
+SEEDS = range(90)
 ROUNDED_S = 1e-6
 # Beside the parts of a recovery, what an incident can be spent on.
 _OF_INCIDENTS = (*RECOVERY, TimeCategory.WAITING, TimeCategory.CHECKPOINT, TimeCategory.PLANNED, TimeCategory.UNGUARDED)

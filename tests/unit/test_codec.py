@@ -8,11 +8,16 @@ from midstep.protocol.errors import MalformedMessage, OversizedMessage
 from midstep.protocol.messages import (
     Ack,
     Command,
+    CommandToRank,
     EndJob,
     Envelope,
     FaultReported,
     Message,
+    OrderRanks,
     Quiesce,
+    RankFinished,
+    RankReport,
+    RanksReported,
     Rejoin,
     Report,
     StartProcess,
@@ -46,6 +51,8 @@ def envelope(body: Message, version: int = PROTOCOL_VERSION) -> Envelope:
     "body",
     [
         Quiesce(rank=3, generation=7),
+        OrderRanks((CommandToRank(3, 7, Quiesce(rank=3, generation=7)),)),
+        RanksReported("n0", (RankReport(3, 1, RankFinished(3, 7, 1, 9), 0.5),)),
         Ack(session=5, number=1),
         EndJob(exit_code=1, reason="budget spent"),
         FaultReported(FaultReport(FaultKind.EXIT, 12.5, "node/n0", "signal 9", rank=3)),
@@ -64,7 +71,7 @@ def test_an_envelope_comes_out_as_it_went_in(body: Message) -> None:
 
 
 def test_every_report_and_command_has_a_tag_of_its_own() -> None:
-    members = [*Report.__args__, *Command.__args__, Ack]
+    members = [*Report.__args__, RanksReported, *Command.__args__, Ack]
     tags = {msgspec.inspect.type_info(member).tag for member in members}  # type: ignore[attr-defined]
     assert len(tags) == len(members)
 

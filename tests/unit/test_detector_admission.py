@@ -10,6 +10,7 @@ from midstep.cli.views.status_view import fault_table
 from midstep.controller.admission import refusal
 from midstep.controller.endpoints.request_handler import describe_report
 from midstep.controller.routes import Routes
+from midstep.protocol.codec import PROTOCOL_VERSION
 from midstep.protocol.incidents import StandingFault
 from midstep.protocol.messages import Ack, Envelope, FaultReported, Message, NodeLost, StepCommitted
 from midstep.protocol.types import Assertion, FaultKind, FaultLevel, FaultReport
@@ -20,7 +21,7 @@ GOOD = FaultReport(FaultKind.DEVICE, 1000.0, ME, "", node="n0", device=3, code="
 
 def said(body: Message, sender: str = ME) -> Envelope:
     """A message of a detector."""
-    return Envelope(1, "job", sender, "controller", 1, 0, 1, 1, body)
+    return Envelope(PROTOCOL_VERSION, "job", sender, "controller", 1, 0, 1, 1, body)
 
 
 @pytest.mark.parametrize("body", [FaultReported(GOOD), Ack(1, 1)])
@@ -53,7 +54,7 @@ def test_a_detector_says_nothing_else(body: Message) -> None:
 def test_a_detector_speaks_through_its_own_connection_and_for_no_node() -> None:
     assert refusal("detector/other", said(FaultReported(GOOD)), 4, Routes()) == "sender is not the connection's owner"
     assert refusal(ME, said(FaultReported(GOOD), "node/n0"), 4, Routes()) == "sender is not the connection's owner"
-    assert refusal(ME, said(FaultReported(GOOD), "rank/0"), 4, Routes()) == "relayed by no agent"
+    assert refusal(ME, said(FaultReported(GOOD), "rank/0"), 4, Routes()) == "sender is not the connection's owner"
 
 
 def test_a_report_reads_as_a_sentence() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -13,7 +14,18 @@ from midstep.controller.wire import Wire
 from midstep.protocol.codec import encode, envelopes_of, frame_of, pack
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Ack, Envelope, NodeHeartbeat, Quiesce, RankFinished, StartProcess
+from midstep.protocol.messages import (
+    Ack,
+    CommandToRank,
+    Envelope,
+    NodeHeartbeat,
+    OrderRanks,
+    Quiesce,
+    RankFinished,
+    RankReport,
+    RanksReported,
+    StartProcess,
+)
 from midstep.protocol.transport import DealerSocket, Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, Rendezvous, rank_address
 
@@ -73,15 +85,41 @@ def wire_of(socket: Socket) -> Wire:
     return Wire(cast(RouterSocket, socket), mailbox, routes, 2 * RANKS_PER_NODE)
 
 
-def said(rank: int, number: int = 1) -> Envelope:
-    mailbox = Mailbox(job="j", address=rank_address(rank), session=1)
-    return [mailbox.post(RankFinished(rank, 1, 1, 9), CONTROLLER, 0.0) for _ in range(number)][-1]
+def finished(rank: int) -> RankReport:
+    return RankReport(rank, 1, RankFinished(rank, 1, 1, 9))
+
+
+def reported(*ranks: int, number: int = 1) -> Envelope:
+    """What node a reports of ranks, in its message of that number."""
+    mailbox = Mailbox(job="j", address=A, session=1)
+    body = RanksReported("a", tuple(map(finished, ranks)))
+    return [mailbox.post(body, CONTROLLER, 0.0) for _ in range(number)][-1]
+
+
+def said(rank: int) -> Envelope:
+    """What a rank tells its agent."""
+    return Mailbox(job="j", address=rank_address(rank), session=1).post(RankFinished(rank, 1, 1, 9), CONTROLLER, 0.0)
+
+
+def relay_of(socket: Socket, post: Callable[[RanksReported], int | None] = lambda _: None) -> Relay:
+    """The relay of the agent of node a, with ranks 0 and 1."""
+    return Relay(
+        cast(RouterSocket, socket),
+        job="j",
+        node="a",
+        session=1,
+        oldest_session=lambda _: 1,
+        ranks=lambda: (0, 1),
+        post=post,
+    )
 
 
 def test_orders_and_acknowledgements_of_a_turn_leave_in_a_frame_for_each_node() -> None:
+    """And the orders for all ranks of a node in one message."""
     socket = Socket(A, B)
     wire = wire_of(socket)
-    socket.arrived.append(Received(A, A, next(pack(encode(said(rank)) for rank in range(RANKS_PER_NODE)))))
+    messages = [encode(reported(*range(RANKS_PER_NODE))), encode(reported(0, number=2))]
+    socket.arrived.append(Received(A, A, next(pack(messages))))
     for arrival in wire.receive(0.0):
         wire.acknowledge(arrival)
     for rank in range(2 * RANKS_PER_NODE):
@@ -89,27 +127,42 @@ def test_orders_and_acknowledgements_of_a_turn_leave_in_a_frame_for_each_node() 
     assert socket.sent == []
     wire.flush()
     wire.flush()
-    assert [(node, len(messages)) for node, messages in socket.sent] == [(A, 2 * RANKS_PER_NODE), (B, RANKS_PER_NODE)]
-    assert [type(each.body) for each in socket.sent[0][1]] == [Ack] * RANKS_PER_NODE + [Quiesce] * RANKS_PER_NODE
-    assert [each.receiver for each in socket.sent[1][1]] == [rank_address(rank) for rank in range(8, 16)]
+    assert [(node, len(messages)) for node, messages in socket.sent] == [(A, 3), (B, 1)]
+    assert [type(each.body) for each in socket.sent[0][1]] == [Ack, Ack, OrderRanks]
+    [orders] = socket.sent[1][1]
+    assert (orders.receiver, orders.generation) == (B, 2)
+    assert orders.body == OrderRanks(tuple(CommandToRank(rank, 2, Quiesce(rank, 2)) for rank in range(8, 16)))
 
 
 def test_each_message_of_a_frame_is_believed_or_refused_by_itself() -> None:
     """A rank of another node, a damaged message and a repetition are counted, and cost the others nothing."""
     socket = Socket(A, B)
     wire = wire_of(socket)
-    messages = [said(0), said(RANKS_PER_NODE), said(1), said(0)]
+    messages = [reported(0), reported(RANKS_PER_NODE, 1, number=2), reported(0)]
     socket.arrived.append(Received(A, A, next(pack([*map(encode, messages), b"\x91\x05"]))))
-    assert [arrival.envelope.sender for arrival in wire.receive(0.0)] == [rank_address(0), rank_address(1)]
-    counted = {"relayed by an agent that does not have the rank": 1, "duplicate": 1, "MalformedMessage": 1}
+    believed = [arrival.envelope.body for arrival in wire.receive(0.0)]
+    assert believed == [RanksReported("a", (finished(0),)), RanksReported("a", (finished(1),))]
+    counted = {"reported by an agent that does not have the rank": 1, "duplicate": 1, "MalformedMessage": 1}
     assert wire.refused == counted
+
+
+def test_a_report_of_which_nothing_is_believed_is_acknowledged_and_goes_no_further() -> None:
+    """Else the node would say it for as long as there is a controller."""
+    socket = Socket(A, B)
+    wire = wire_of(socket)
+    socket.arrived.append(Received(A, A, frame_of(reported(RANKS_PER_NODE))))
+    assert wire.receive(0.0) == []
+    socket.arrived.append(Received(A, A, frame_of(reported(RANKS_PER_NODE))))
+    assert wire.receive(1.0) == []
+    wire.flush()
+    assert [[each.body for each in messages] for _, messages in socket.sent] == [[Ack(1, 1), Ack(1, 1)]]
 
 
 def test_a_turn_takes_a_bounded_number_of_messages() -> None:
     """What is left is there for the next turn."""
     socket = Socket(A, B)
     wire = wire_of(socket)
-    full = next(pack([encode(said(0, number)) for number in range(1, 101)]))
+    full = next(pack([encode(reported(0, number=number)) for number in range(1, 101)]))
     socket.arrived = [Received(A, A, full)] * 100
     wire.receive(0.0)
     assert 0 < len(socket.arrived) < 100
@@ -135,7 +188,7 @@ def test_nothing_is_sent_again_while_the_answer_may_lie_unread() -> None:
     wire.send(rank_address(0), Quiesce(0, 2), 2, 0.0)
     wire.resend(0.0)
     wire.flush()
-    socket.arrived.append(Received(A, A, frame_of(said(0))))
+    socket.arrived.append(Received(A, A, frame_of(reported(0))))
     for now, sent in ((0.6, 1), (0.9, 1), (1.1, 2)):
         wire.resend(now)
         wire.flush()
@@ -148,15 +201,20 @@ def test_a_turn_with_nothing_but_heartbeats_is_known() -> None:
     wire = wire_of(socket)
     agent = Mailbox(job="j", address=A, session=1)
     beat = encode(agent.post(NodeHeartbeat("a", 1.0, ()), CONTROLLER, 0.0, reliable=False))
-    ack = encode(msgspec.structs.replace(said(0), number=0, body=Ack(1, 1)))
-    for messages, only_beats in (([beat, beat], True), ([beat, ack], False), ([encode(said(1))], False), ([], False)):
+    ack = encode(agent.post(Ack(1, 1), CONTROLLER, 0.0, reliable=False))
+    for messages, only_beats in (
+        ([beat, beat], True),
+        ([beat, ack], False),
+        ([encode(reported(1))], False),
+        ([], False),
+    ):
         socket.arrived = [Received(A, A, frame) for frame in pack(messages)]
         wire.receive(0.0)
         assert wire.heard_only_beats is only_beats
 
 
 def test_what_an_agent_and_its_ranks_say_in_a_turn_leaves_in_one_frame() -> None:
-    """Relayed messages keep their bytes, and the order in which they were said."""
+    """What ranks have said keeps its words, and its place before what their agent says later."""
 
     async def scenario() -> None:
         upward, downward = Socket(), Socket("rank/0", "rank/1")
@@ -166,34 +224,43 @@ def test_what_an_agent_and_its_ranks_say_in_a_turn_leaves_in_one_frame() -> None
             on_command=lambda _: None,
             on_new_controller=lambda: None,
         )
-        relay = Relay(cast(RouterSocket, downward), oldest_session=lambda _: 1, forward=link.forward)
+        relay = relay_of(downward, link.post)
         relay.received([Received(rank_address(rank), None, frame_of(said(rank))) for rank in range(2)])
         link.post(RankFinished(5, 1, 1, 9), reliable=False)
         relay.received([Received("rank/0", None, b"\x91\x05"), Received("rank/0", None, frame_of(said(1)))])
         assert upward.sent == []
         await asyncio.sleep(0)
-        assert [[each.sender for each in messages] for _, messages in upward.sent] == [["rank/0", "rank/1", A]]
-        assert upward.sent[0][1][:2] == [said(0), said(1)]
+        assert [[each.sender for each in messages] for _, messages in upward.sent] == [[A, A]]
+        heard = upward.sent[0][1][0]
+        assert isinstance(heard.body, RanksReported)
+        assert [msgspec.structs.replace(each, age_s=0.0) for each in heard.body.reports] == [finished(0), finished(1)]
+        assert all(0 <= each.age_s < 60 for each in heard.body.reports)
         assert relay.refused == {"malformed": 1, "sender is not the connected rank": 1}
         link.post(RankFinished(5, 1, 1, 9), reliable=False)
         link.close()
+        relay.close()
         assert len(upward.sent) == 2  # what was said before the end leaves
 
     asyncio.run(scenario())
 
 
 def test_what_arrives_for_a_rank_in_a_turn_is_handed_on_in_one_frame() -> None:
+    """In the controller's name, and in its term."""
+
     async def scenario() -> None:
         downward = Socket("rank/0")
-        relay = Relay(cast(RouterSocket, downward), oldest_session=lambda _: 1, forward=lambda _: None)
-        controller = Mailbox(job="j", address=CONTROLLER, session=1)
-        orders = [controller.post(Quiesce(0, generation), "rank/0", 0.0) for generation in (2, 3)]
-        orders.append(controller.post(Quiesce(1, 3), "rank/1", 0.0))
-        for order in orders:
-            relay.deliver(order, encode(order))
+        relay = relay_of(downward)
+        controller = Mailbox(job="j", address=CONTROLLER, session=7)
+        controller.term = 3
+        for generation, ranks in ((2, (0,)), (3, (0, 1))):
+            orders = OrderRanks(tuple(CommandToRank(rank, generation, Quiesce(rank, generation)) for rank in ranks))
+            relay.order(controller.post(orders, A, 0.0), orders)
         await asyncio.sleep(0)
-        assert downward.sent == [("rank/0", orders[:2])]
-        assert relay.refused == {"rank not connected": 1}  # the controller sends it again
+        [(name, envelopes)] = downward.sent
+        assert name == "rank/0"
+        assert [(each.body, each.generation) for each in envelopes] == [(Quiesce(0, 2), 2), (Quiesce(0, 3), 3)]
+        assert {(each.sender, each.receiver, each.term) for each in envelopes} == {(CONTROLLER, "rank/0", 3)}
+        assert relay.refused == {"rank not connected": 1}  # it is sent again
         relay.close()
 
     asyncio.run(scenario())

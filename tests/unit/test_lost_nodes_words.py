@@ -10,8 +10,8 @@ from rich.console import Console
 from midstep.agent.last_words import words_of
 from midstep.cli.views.incident_data import incident_json
 from midstep.cli.views.report_text import incident_view
-from midstep.controller import driver as last_words
-from midstep.controller.driver import KeptWords
+from midstep.controller import liveness as last_words
+from midstep.controller.liveness import KeptWords
 from midstep.protocol.bounds import LONGEST_TEXT, LONGEST_WORDS, MOST_OF_NODES_WORDS, MOST_WITH_WORDS, fits
 from midstep.protocol.incidents import Incident
 from midstep.protocol.messages import FaultReported, NodeLost

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from midstep.protocol.codec import PROTOCOL_VERSION, decode, encode
 from midstep.protocol.errors import WireError
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Ack, Command, Envelope, Message, Quiesce, Report
+from midstep.protocol.messages import Ack, Command, Envelope, Message, Quiesce, RanksReported, Report
 from midstep.protocol.types import CONTROLLER
 
 ADDRESSES = st.sampled_from([CONTROLLER, "rank/0", "node/a", "platform", ""])
 NUMBERS = st.one_of(st.integers(0, 20), st.integers(-(2**63), 2**63 - 1))
-MEMBERS = (*Report.__args__, *Command.__args__, Ack)
+MEMBERS = (*Report.__args__, RanksReported, *Command.__args__, Ack)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()
@@ -36,7 +36,7 @@ def messages() -> st.SearchStrategy[Message]:
 def envelopes(draw: st.DrawFn) -> Envelope:
     small = st.integers(0, 5)
     return Envelope(
-        version=draw(st.sampled_from([PROTOCOL_VERSION] * 9 + [2])),
+        version=draw(st.sampled_from([PROTOCOL_VERSION] * 9 + [PROTOCOL_VERSION + 1])),
         job=draw(st.sampled_from(["job"] * 9 + ["another"])),
         sender=draw(ADDRESSES),
         receiver=draw(ADDRESSES),

@@ -13,7 +13,7 @@ from midstep.protocol.codec import envelopes_of, frame_of
 from midstep.protocol.compat import within
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Envelope, Message
+from midstep.protocol.messages import CommandToRank, Envelope, Message, OrderRanks, RankCommand, RanksReported
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, PLATFORM, node_address
 
@@ -21,6 +21,10 @@ JOB = "agent-test"
 LONG_S = 60.0  # no claim about speed: a loaded machine takes its time
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+def _words(body: Message) -> list[Message]:
+    return [body, *(report.word for report in body.reports)] if isinstance(body, RanksReported) else [body]
 
 
 class Controller:
@@ -32,6 +36,7 @@ class Controller:
         JobKeys.create(root / "keys", identities)
         self.term = 1
         self.heard: list[Envelope] = []
+        self.acknowledges = True  # what it has heard
         self._changed = asyncio.Event()
         self._identities: dict[str, str] = {}
         self._open("tcp://127.0.0.1:0")
@@ -62,9 +67,9 @@ class Controller:
         if taken.reply is not None:
             self.router.send(identity, frame_of(taken.reply))
         if taken.deliver:
-            if envelope.number:
-                self.router.send(identity, frame_of(self._mailbox.acknowledge(envelope)))
             self.heard.append(envelope)
+        if envelope.number and self.acknowledges and taken.reply is None:
+            self.router.send(identity, frame_of(self._mailbox.acknowledge(envelope)))
 
     def send(self, body: Message, receiver: str) -> None:
         """Send a command, as soon as the receiver is connected."""
@@ -78,8 +83,18 @@ class Controller:
     def order(self, body: Message, node: str = "node0") -> None:
         self.send(body, node_address(node))
 
+    def order_rank(self, rank: int, generation: int, command: RankCommand, node: str = "node0") -> None:
+        """Send a command for a rank of a node."""
+        self.order(OrderRanks((CommandToRank(rank, generation, command),)), node)
+
     def all(self, kind: type[_Body]) -> list[_Body]:
-        return [envelope.body for envelope in self.heard if isinstance(envelope.body, kind)]
+        """Return what was heard of a kind: of nodes, and of ranks in their nodes' reports."""
+        return [body for envelope in self.heard for body in _words(envelope.body) if isinstance(body, kind)]
+
+    @property
+    def waits(self) -> int:
+        """Return how many commands nobody has acknowledged."""
+        return self._mailbox._outstanding
 
     async def until(self, kind: type[_Body], which: Callable[[_Body], bool] = lambda _: True) -> _Body:
         """Wait for the first message of a kind that fits."""

@@ -1,4 +1,4 @@
-"""What an agent does for the ranks of its node: a store, a relay, and a look at their step clocks."""
+"""What an agent does for the ranks of its node: a store, a word with the controller, a look at their step clocks."""
 
 import asyncio
 import os
@@ -13,12 +13,15 @@ import pytest
 from midstep.protocol.codec import envelopes_of, frame_of
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
+    Ack,
+    Envelope,
     FaultReported,
     NodeHeartbeat,
     NodeJoined,
     ProbeProgress,
     ProgressReported,
     RankFinished,
+    RanksReported,
     Resume,
     StoreMoved,
 )
@@ -102,15 +105,25 @@ class Processor:
     def _received(self, batch: list[Received]) -> None:
         self.heard += [envelope for message in batch for envelope in envelopes_of(message.data)]
 
-    def finish(self, committed: int) -> None:
+    def all(self, kind: type) -> list[Any]:
+        return [envelope.body for envelope in self.heard if isinstance(envelope.body, kind)]
+
+    def finish(self, committed: int, times: int = 1) -> None:
         body = RankFinished(rank=0, generation=1, incarnation=0, committed=committed)
-        self._socket.send(frame_of(self.mailbox.post(body, CONTROLLER, time.monotonic())))
+        data = frame_of(self.mailbox.post(body, CONTROLLER, time.monotonic()))
+        for _ in range(times):
+            self._socket.send(data)
+
+    def acknowledge(self, envelope: Envelope) -> None:
+        self._socket.send(frame_of(self.mailbox.acknowledge(envelope)))
 
     def close(self) -> None:
         self._socket.close()
 
 
 def test_messages_of_a_rank_pass_through_the_agent_both_ways(play: Play) -> None:
+    """Its report in one of its node, and its command out of the orders for its node."""
+
     async def scenario(site: Any) -> None:
         await site.agent()
         site.welcome(SLEEP)
@@ -119,10 +132,60 @@ def test_messages_of_a_rank_pass_through_the_agent_both_ways(play: Play) -> None
         processor = Processor(site.root, 0)
         processor.finish(12)
 
-        finished = await site.controller.until(RankFinished)
-        assert finished.committed == 12
-        site.controller.send(Resume(rank=0, generation=2, step=12), "rank/0")
-        await site.eventually(lambda: any(isinstance(each.body, Resume) for each in processor.heard), "the command")
+        reported = await site.controller.until(RanksReported)
+        assert reported.node == "node0"
+        [report] = reported.reports
+        assert (report.rank, report.incarnation, report.word.committed) == (0, 1, 12)
+        assert 0 <= report.age_s < 60
+        site.controller.order_rank(0, 2, Resume(rank=0, generation=2, step=12))
+        await site.eventually(lambda: processor.all(Resume), "the command")
+        assert processor.all(Resume)[0] == Resume(rank=0, generation=2, step=12)
+        processor.close()
+
+    play(scenario)
+
+
+def test_a_rank_is_told_that_its_report_is_durable_when_the_controller_has_said_so(play: Play) -> None:
+    """Not before; and what it says again meanwhile is said to the controller once."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        await site.says(0, "running")
+        processor = Processor(site.root, 0)
+        site.controller.acknowledges = False
+        processor.finish(12, times=3)
+        await site.controller.until(RankFinished)
+        await asyncio.sleep(1.0)
+        assert processor.all(Ack) == []
+        site.controller.acknowledges = True  # the agent sends it again, and that is answered
+        await site.eventually(lambda: processor.all(Ack) == [Ack(1, 1)], "the acknowledgement")
+        assert len(site.controller.all(RankFinished)) == 1
+        processor.close()
+
+    play(scenario)
+
+
+def test_a_command_is_repeated_to_its_rank_until_it_is_taken_in(play: Play) -> None:
+    """By the agent: to the controller it is acknowledged at once."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SLEEP)
+        site.start(0)
+        await site.says(0, "running")
+        site.controller.order_rank(0, 2, Resume(rank=0, generation=2, step=12))
+        await site.eventually(lambda: site.controller.waits == 0, "the acknowledgement")
+        processor = Processor(site.root, 0)  # which was not there yet
+        processor.finish(1)
+        await site.eventually(lambda: len(processor.all(Resume)) > 1, "the command, again")
+        first = next(envelope for envelope in processor.heard if isinstance(envelope.body, Resume))
+        processor.acknowledge(first)
+        await asyncio.sleep(0.5)
+        heard = len(processor.all(Resume))
+        await asyncio.sleep(3.0)
+        assert len(processor.all(Resume)) == heard
         processor.close()
 
     play(scenario)

@@ -27,17 +27,22 @@ from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
     Ack,
     ArmFault,
+    CommandToRank,
     EndJob,
     Envelope,
     Message,
     NodeHeartbeat,
     NodeJoined,
+    OrderRanks,
     ProcessExited,
     ProcessStarted,
     Quiesce,
     RankJoined,
     RankQuiesced,
     RankReady,
+    RankReport,
+    RanksReported,
+    RankWord,
     Rejoin,
     Resume,
     StartProcess,
@@ -51,7 +56,6 @@ from midstep.protocol.types import (
     ShardHold,
     StepReport,
     StoreEndpoint,
-    rank_address,
 )
 
 PATIENCE_S = 40.0
@@ -75,7 +79,7 @@ class Rank:
         own = (LocalStateCopy(self.rank, self.own_step),)
         return StepReport(self.committed, False, self.whole, holds, ("replicated",), own)
 
-    def answers(self, command: Message) -> list[Message]:
+    def answers(self, command: Message) -> list[RankWord]:
         """Do a command at most once, and say so."""
         if not isinstance(command, Quiesce | Rejoin | Resume):
             return []
@@ -102,86 +106,86 @@ class Node:
         self.name = name
         self.address = f"node/{name}"
         self.socket = DealerSocket(endpoint, identity=self.address, curve=JobKeys.load_client(keys, self.address))
-        self.mailboxes = {self.address: self.new_mailbox(self.address, time.time_ns())}
+        self.mailbox = Mailbox(job="demo", address=self.address, session=time.time_ns(), retry_s=0.1)
         self.ranks: dict[int, Rank] = {}
         self.boxes: dict[int, int] = {}  # what outlives a rank's process
         self.started: list[tuple[int, int]] = []
         self.held: tuple[type, ...] = ()
-        self.waiting: list[tuple[str, Message]] = []
+        self.waiting: list[tuple[Rank, RankWord]] = []
         self.ended = self.armed = False
         self.beat_s = 0.0
-        self.say(self.address, self.joined())
-
-    @staticmethod
-    def new_mailbox(address: str, session: int) -> Mailbox:
-        return Mailbox(job="demo", address=address, session=session, retry_s=0.1)
+        self.say(self.joined())
 
     def joined(self) -> NodeJoined:
         processes = tuple(RunningProcess(r.rank, r.pid, r.incarnation, r.generation) for r in self.ranks.values())
         return NodeJoined(self.name, self.name, StoreEndpoint("127.0.0.1", 1), processes)
 
-    def say(self, sender: str, body: Message) -> None:
-        if isinstance(body, self.held):
-            self.waiting.append((sender, body))
-            return
-        envelope = self.mailboxes[sender].post(body, "controller", time.monotonic())
+    def say(self, body: Message) -> None:
+        envelope = self.mailbox.post(body, "controller", time.monotonic())
         self.socket.send(frames.frame_of(envelope))
+
+    def say_of(self, rank: Rank, word: RankWord) -> None:
+        """Report what a rank says, unless it is held back."""
+        if isinstance(word, self.held):
+            self.waiting.append((rank, word))
+            return
+        self.say(RanksReported(self.name, (RankReport(rank.rank, rank.incarnation, word),)))
 
     def release(self) -> None:
         """Say what was held back."""
         waiting, self.waiting, self.held = self.waiting, [], ()
-        for sender, body in waiting:
-            self.say(sender, body)
+        for rank, word in waiting:
+            self.say_of(rank, word)
 
     def kill(self, rank: int) -> None:
         """A training process dies, and its agent says so."""
         gone = self.ranks.pop(rank)
         self.boxes[rank] = gone.own_step
         process = RunningProcess(rank, gone.pid, gone.incarnation, gone.generation)
-        self.say(self.address, ProcessExited(self.name, process, -9, time.time(), expected=False))
+        self.say(ProcessExited(self.name, process, -9, time.time(), expected=False))
 
     def turn(self) -> None:
         now = time.monotonic()
         for received in self.socket.receive():
             for envelope in frames.envelopes_of(received.data):
                 self.take(envelope, now)
-        for mailbox in self.mailboxes.values():
-            for envelope in mailbox.due(now):
-                self.socket.send(frames.frame_of(envelope))
+        for envelope in self.mailbox.due(now):
+            self.socket.send(frames.frame_of(envelope))
         if now - self.beat_s > 0.3:
             self.beat_s = now
-            beat = self.mailboxes[self.address].post(
-                NodeHeartbeat(self.name, time.time(), ()), "controller", now, reliable=False
-            )
+            beat = self.mailbox.post(NodeHeartbeat(self.name, time.time(), ()), "controller", now, reliable=False)
             self.socket.send(frames.frame_of(beat))
 
     def take(self, envelope: Envelope, now: float) -> None:
-        mailbox = self.mailboxes.get(envelope.receiver)
-        if mailbox is None:  # a command for a process that is not there
-            return
-        taken = mailbox.take(envelope, now)
+        taken = self.mailbox.take(envelope, now)
         if taken.reply is not None:
             self.socket.send(frames.frame_of(taken.reply))
-        if taken.new_session and envelope.receiver == self.address and envelope.term > 1:
-            self.say(self.address, self.joined())
+        if taken.new_session and envelope.term > 1:
+            self.say(self.joined())
         if not taken.deliver or isinstance(envelope.body, Ack):
             return
         if envelope.number:
-            self.socket.send(frames.frame_of(mailbox.acknowledge(envelope)))
-        self.obey(envelope)
+            self.socket.send(frames.frame_of(self.mailbox.acknowledge(envelope)))
+        self.obey(envelope.body)
 
-    def obey(self, envelope: Envelope) -> None:
-        body = envelope.body
+    def obey(self, body: Message) -> None:
         if isinstance(body, StartProcess):
             self.start(body)
         elif isinstance(body, EndJob):
             self.ended = True
         elif isinstance(body, ArmFault):
             self.armed = True
-        elif envelope.receiver != self.address:
-            rank = self.ranks.get(int(envelope.receiver.removeprefix("rank/")))
-            for answer in [] if rank is None else rank.answers(body):
-                self.say(envelope.receiver, answer)
+        elif isinstance(body, OrderRanks):
+            for order in body.orders:
+                self.hand(order)
+
+    def hand(self, order: CommandToRank) -> None:
+        """Have a rank obey, if its process is there."""
+        rank = self.ranks.get(order.rank)
+        self.armed |= isinstance(order.command, ArmFault)
+        if rank is not None:
+            for answer in rank.answers(order.command):
+                self.say_of(rank, answer)
 
     def start(self, order: StartProcess) -> None:
         held = self.ranks.get(order.rank)
@@ -189,12 +193,10 @@ class Node:
             return
         rank = self.ranks[order.rank] = Rank(order, self.boxes.get(order.rank, 0))
         self.started.append((order.rank, order.incarnation))
-        address = rank_address(order.rank)
-        self.mailboxes[address] = self.new_mailbox(address, order.incarnation)
         process = RunningProcess(rank.rank, rank.pid, rank.incarnation, rank.generation)
-        self.say(self.address, ProcessStarted(self.name, process, warm=True))
+        self.say(ProcessStarted(self.name, process, warm=True))
         report = rank.report()
-        self.say(address, RankJoined(rank.rank, rank.generation, rank.incarnation, rank.pid, report, 0.1))
+        self.say_of(rank, RankJoined(rank.rank, rank.generation, rank.incarnation, rank.pid, report, 0.1))
 
 
 class Cluster:

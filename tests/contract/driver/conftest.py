@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from midstep.controller.driver import Driver
@@ -18,6 +19,7 @@ from midstep.controller.endpoints.local_sockets import ControlServer, ask
 from midstep.controller.enroller import open_wire
 from midstep.controller.journal.sqlite_file import journal_path
 from midstep.controller.journal.sqlite_store import found_journal, open_sqlite
+from midstep.controller.journaled import Journaled, each_event
 from midstep.controller.keepalive import KeepAlive
 from midstep.controller.liveness import Liveness, ProgressBoard
 from midstep.controller.recovery.events import Action, Event, Send
@@ -31,9 +33,18 @@ from midstep.protocol import codec as frames
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import Ack, Envelope, Message, StartProcess
+from midstep.protocol.messages import (
+    Ack,
+    Envelope,
+    Message,
+    OrderRanks,
+    RankReport,
+    RanksReported,
+    RankWord,
+    StartProcess,
+)
 from midstep.protocol.transport import DealerSocket
-from midstep.protocol.types import JobSpec, Rendezvous
+from midstep.protocol.types import JobSpec, Rendezvous, rank_of
 
 PATIENCE_S = 20.0
 HEARTBEAT_S = 0.1
@@ -43,6 +54,7 @@ FIRST_LIVES = [
     for rank in range(4)
 ]
 JOB = JobSpec("demo", ("t.py",), False, False, {}, "/", "/", 4, 2, 2, 0, 0, job_settings(default_policy(), "/"))
+_decode = msgspec.msgpack.Decoder(Journaled).decode
 
 
 class StubMachine:
@@ -54,11 +66,12 @@ class StubMachine:
         self.deadline: float | None = None
         self._journal_file = journal_file
 
-    def handle(self, event: Event, now: float) -> list[Action]:
-        self.events.append((event, now))
+    def handle(self, event: Event, now: float, *more: Event) -> list[Action]:
+        self.events += [(each, now) for each in (event, *more)]
         with contextlib.closing(sqlite3.connect(f"file:{self._journal_file}?mode=ro", uri=True)) as other:
-            durable = [kind for (kind,) in other.execute("SELECT kind FROM events ORDER BY seq")]
-        assert durable[: len(self.events)] == [type(event).__name__ for event, _ in self.events]
+            journaled = [_decode(payload) for (payload,) in other.execute("SELECT payload FROM events ORDER BY seq")]
+        durable = [event for entry in journaled for event in each_event(entry)]
+        assert durable[: len(self.events)] == [event for event, _ in self.events]
         return self.answers.get(type(event), [])
 
     def next_deadline(self) -> float | None:
@@ -97,17 +110,26 @@ class Peer:
         self.polite = polite
         self.heard: list[Envelope] = []
         self.acks: list[int] = []
-        self.life = 1  # of the ranks that it relays: their session
+        self.life = 1  # of the ranks that it speaks for: their incarnation
         self.mailboxes: dict[str, Mailbox] = {}
 
     def mailbox(self, sender: str) -> Mailbox:
         if sender not in self.mailboxes:
-            session = self.life if sender.startswith("rank/") else time.time_ns()
-            self.mailboxes[sender] = Mailbox(job="demo", address=sender, session=session)
+            self.mailboxes[sender] = Mailbox(job="demo", address=sender, session=time.time_ns())
         return self.mailboxes[sender]
 
     def say(self, body: Message, sender: str | None = None, *, reliable: bool = True) -> Envelope:
-        envelope = self.mailbox(sender or self.identity).post(body, "controller", 0.0, reliable=reliable)
+        """Say something; what a rank says goes into a report of its node."""
+        rank = rank_of(sender or self.identity)
+        if rank is None:
+            return self.say_as(sender or self.identity, body, reliable=reliable)
+        assert isinstance(body, RankWord)
+        reported = RanksReported(self.identity.partition("/")[2], (RankReport(rank, self.life, body),))
+        return self.say_as(self.identity, reported, reliable=reliable)
+
+    def say_as(self, sender: str, body: Message, *, reliable: bool = True) -> Envelope:
+        """Say something in the name of any sender."""
+        envelope = self.mailbox(sender).post(body, "controller", 0.0, reliable=reliable)
         self.socket.send(frames.frame_of(envelope))
         return envelope
 
@@ -126,9 +148,14 @@ class Peer:
             self.socket.send(frames.frame_of(mailbox.acknowledge(envelope)))
 
     def commands(self) -> list[Message]:
-        """What was heard, each once, in order."""
+        """What was heard, each once, in order: orders for ranks, too."""
         firsts = {(e.receiver, e.number): e for e in reversed(self.heard)}
-        return [envelope.body for envelope in reversed(firsts.values())]
+        bodies = [envelope.body for envelope in reversed(firsts.values())]
+        return [command for body in bodies for command in _commands(body)]
+
+
+def _commands(body: Message) -> list[Message]:
+    return [order.command for order in body.orders] if isinstance(body, OrderRanks) else [body]
 
 
 class Rig:

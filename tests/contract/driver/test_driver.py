@@ -4,6 +4,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from midstep.controller.endpoints.discovery_files import read_result
 from midstep.controller.recovery.events import (
     Action,
@@ -18,11 +20,13 @@ from midstep.protocol import codec as frames
 from midstep.protocol.compat import within
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.messages import (
+    CommandToRank,
     EndJob,
     NodeHeartbeat,
     NodeJoined,
     NodeLost,
     NodeWords,
+    OrderRanks,
     ProcessStarted,
     Quiesce,
     RankFinished,
@@ -113,18 +117,23 @@ def test_ranks_are_reached_through_the_agent_that_hosts_them(rig: "Rig") -> None
         rig.machine.answers[StopRequested] = [Send("node/b", start, 5), quiesce]
         async with rig.controller() as (driver, _):
             a, b = rig.peer("node/a"), rig.peer("node/b")
-            b.life = 2
             b.say(joined("b"))
             a.say(joined("a", 3))
             a.say(FINISHED, sender="rank/3")
             await rig.until(lambda: a.commands() == [Quiesce(3, 1)])
-            assert a.heard[0].receiver == "rank/3"
+            assert (a.heard[0].receiver, a.heard[0].body) == (
+                "node/a",
+                OrderRanks((CommandToRank(3, 1, Quiesce(3, 1)),)),
+            )
             driver.stop("moved")
             await rig.until(lambda: b.commands() == [start, Quiesce(3, 1)])
             a.say(FINISHED, sender="rank/3")  # the old life does not take the route back
-            await rig.until(lambda: driver.status().refused.get("stale session"))
+            await rig.until(lambda: b.commands() == [start, Quiesce(3, 1), Quiesce(3, 1)])
+            a.life = 2  # nor does its node speak for the next one
+            a.say(msgspec.structs.replace(FINISHED, incarnation=2), sender="rank/3")
+            await rig.until(lambda: driver.status().refused.get("reported by an agent that does not have the rank"))
             driver.stop("again")
-            await rig.until(lambda: b.commands() == [start, Quiesce(3, 1), start, Quiesce(3, 1)])
+            await rig.until(lambda: b.commands() == [start, *[Quiesce(3, 1)] * 2, start, Quiesce(3, 1)])
             assert a.commands() == [Quiesce(3, 1)]
 
     asyncio.run(scenario())
@@ -208,7 +217,8 @@ def test_a_restarted_controller_replays_without_acting_and_takes_nothing_in_twic
             assert isinstance(started, ControllerStarted)
             assert started.term == 2
             new = agent.heard[heard:]
-            assert {(e.body, e.term, e.receiver) for e in new} == {(Quiesce(2, 9), 2, "rank/2")}
+            orders = OrderRanks((CommandToRank(2, 9, Quiesce(2, 9)),))
+            assert {(e.body, e.term, e.receiver) for e in new} == {(orders, 2, "node/a")}
         assert read_endpoint(rig.run_directory) == endpoint
 
     asyncio.run(scenario())
