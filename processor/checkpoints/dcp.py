@@ -1,7 +1,7 @@
 """The files of torch.distributed.checkpoint (DCP): tensors by name, in parts, which a world of any size reads.
 
 A rank writes its pieces of a shard into one file, `__<rank>_<number>.distcp`, and says beside it what lies where. The
-rank that makes the checkpoint complete writes `.metadata` from that. Nobody does a collective for it, and no file is
+rank that makes the checkpoint complete writes `.metadata` from that. No collective is done for it, and no file is
 written twice. How they are read is in `dcp_files.py` and `dcp_loading.py`.
 """
 

@@ -1,6 +1,6 @@
 """Reading the files of torch.distributed.checkpoint (DCP): values, and pieces of tensors.
 
-A piece is read from all parts that overlap it, whoever wrote them: midstep or plain torch, in worlds of other sizes or
+A piece is read from all parts that overlap it, written by midstep or plain torch, in worlds of other sizes or
 on other meshes. Parts are read by torch's `weights_only` reader, which runs no code of theirs.
 """
 
@@ -16,7 +16,7 @@ import xxhash
 from ...communicators.host_memory import TORCH
 from ...protocol.errors import CheckpointError
 from .. import tree
-from .dcp_metadata import Chunk, read_index
+from .dcp_metadata import StoredChunk, read_index
 from .files import Part, open_regular
 
 _PIECE_BYTES = 8 << 20
@@ -74,7 +74,7 @@ class StoredFiles:
         if missing > 0:
             raise CheckpointError(f"{self.place} is damaged: {missing} elements of {wanted.key!r} are missing")
 
-    def _tensor(self, chunk: Chunk, key: str) -> Any:
+    def _tensor(self, chunk: StoredChunk, key: str) -> Any:
         found = self._decoded(chunk.file, chunk.start, chunk.size_bytes, key)
         stored = self.index.tensors[key]
         if (

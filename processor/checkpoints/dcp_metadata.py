@@ -35,7 +35,7 @@ _OPCODES = frozenset(
 _DTYPES = re.compile(r"(?:b?float|int|uint|complex|bool)[a-z0-9_]{0,16}")
 
 
-class Chunk(NamedTuple):
+class StoredChunk(NamedTuple):
     """A part of a tensor, and where it is: `size_bytes` from `start` of a file."""
 
     offsets: tuple[int, ...]
@@ -50,7 +50,7 @@ class StoredTensor(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StoredChunk, ...]
 
 
 class StoredValue(NamedTuple):
@@ -243,7 +243,7 @@ def _tensor(name: str, what: _TensorStorage, stored: Mapping[Any, tuple[str, int
         file, start, size_bytes = _found(stored, name, offsets)
         if not inside or math.prod(sizes) * item_bytes > size_bytes:
             raise _Refused(f"a part of {name[:100]!r} is larger than its tensor, or than its place in the file")
-        chunks.append(Chunk(offsets, sizes, file, start, size_bytes))
+        chunks.append(StoredChunk(offsets, sizes, file, start, size_bytes))
     if sum(math.prod(chunk.sizes) for chunk in chunks) < math.prod(shape):
         raise _Refused(f"of {name[:100]!r} some parts are missing")
     return StoredTensor(dtype, shape, tuple(chunks))
