@@ -103,7 +103,7 @@ suite-chaos:
 # KILLS=60 in one job.
 suite-soak:
 	MIDSTEP_ATTACK_KILLS=$(or $(KILLS),20) $(PYTEST) -m "soak and not second_device and not nightly" -n 3 \
-		$(SPREAD) $(or $(FILES),tests/chaos tests/attack tests/unit tests/simulation) $(TESTS) $(NONE)
+		$(SPREAD) $(or $(FILES),tests/chaos tests/attack tests/contract tests/unit tests/simulation) $(TESTS) $(NONE)
 
 # The tests that are marked `both_devices`, on the second one.
 suite-devices:
