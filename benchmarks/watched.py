@@ -190,6 +190,8 @@ def step_seconds(notes: Path, turns: list[dict[str, float]]) -> list[float]:
             for number, each in enumerate(turns):
                 if after == index + 1 and each["began_s"] + LEAVE_OUT_S <= at_s and end_s <= each["quiet_s"]:
                     by_turn[number].append(end_s - at_s)
+    if not all(by_turn):
+        raise click.ClickException("there is a turn without a step: give them more --seconds, on an idle machine.")
     return [statistics.median(each) for each in by_turn]
 
 
