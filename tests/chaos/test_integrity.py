@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 VOTING: dict[str, Any] = {**ROOMY, "integrity": {"every_steps": 1, "strikes": 100}}
 COPYING: dict[str, Any] = {**VOTING, "restore": ["replica", "host_copy", "checkpoint"], "host_copy": {"every_steps": 1}}
 STEPS = 40
-FLIPS = int(os.environ.get("MIDSTEP_FLIPS", "60"))  # the table in docs/integrity.md has 150
+FLIPS = int(os.environ.get("MIDSTEP_FLIPS", "150"))
 KILLS = [
     (0, InjectionPoint.FORWARD, 6),
     (1, InjectionPoint.BARRIER, 14),

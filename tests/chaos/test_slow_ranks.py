@@ -110,8 +110,8 @@ def test_a_slow_loader_is_called_slow_input_and_nobody_is_replaced(with_slow_loa
 
 @contextlib.contextmanager
 def on_purpose(_: int, job: Job) -> Iterator[None]:
-    """Have rank 1 be slow, as a user does."""
-    done = CliRunner().invoke(main, ["inject", str(job.directory), "--rank", "1", "--slow", "0.06"])
+    """Have rank 1 be slow, as docs/stragglers.md does: by so much that other work on the machine does not hide it."""
+    done = CliRunner().invoke(main, ["inject", str(job.directory), "--rank", "1", "--slow", "0.2"])
     assert done.exit_code == 0, done.output
     yield
 
@@ -120,12 +120,7 @@ def on_purpose(_: int, job: Job) -> Iterator[None]:
 def test_a_slow_rank_is_named_within_20_steps_and_drained(
     start_job: StartJob, slowing: Callable[..., Any], with_slow_loader: tuple[Job, JobStatus]
 ) -> None:
-    """Between two steps; nobody else is touched, no step is lost or repeated, and no bit differs.
-
-    Within 20 steps where the machine does nothing else: with other work on it all ranks' times differ from round to
-    round, and more of them are compared before one is named.
-    """
-    idle = os.getloadavg()[0] < RANKS
+    """Between two steps; no other rank is touched, no step is lost or repeated, and no bit differs."""
     job = slowed(start_job, {"spins": 500}, nodes=RANKS, ranks_per_node=1, spares=1)
     before = under_way(job)
     rank = before.ranks[1]
@@ -136,8 +131,7 @@ def test_a_slow_rank_is_named_within_20_steps_and_drained(
     assert_nobody_harmed(incident, {1}, ranks=RANKS)
     assert incident["committed_before"] == incident["resumed_step"]
     assert f"{rank.node} is not well (rank 1 is slow" in incident["decisions"][0]["reason"]
-    if idle:  # a status is asked for between two heartbeats
-        assert seen.committed - before.committed <= WITHIN_STEPS + 5
+    assert seen.committed - before.committed <= WITHIN_STEPS + 5  # a status is asked for between two heartbeats
     for each in range(RANKS):
         lines = (job.records / f"steps.{each}").read_text().splitlines()
         assert Counter(int(line.split()[0]) for line in lines) == Counter(range(STEPS))
