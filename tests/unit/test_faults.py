@@ -81,11 +81,16 @@ def test_without_clocks_nobody_is_blamed() -> None:
         ([clock(0), clock(1, Activity.COMPUTING, collectives=39)], False),
         ([clock(0), clock(1)], False),
         ([clock(0, activity_age_s=0.2), clock(1, activity_age_s=0.2)], True),
+        ([clock(0), clock(1, Activity.COMMITTING, collectives=41, activity_age_s=0.01)], True),
+        ([clock(0), clock(1, Activity.COMMITTING, collectives=41)], False),
         ([clock(0), clock(1, Activity.COMPUTING, collectives=39, activity_age_s=0.1, suspended=True)], False),
     ],
 )
 def test_a_stall_is_over_when_those_behind_are_at_work_again(clocks: list[RankProgress], gone_on: bool) -> None:
-    """Or when nobody has waited for long; never while somebody is stopped."""
+    """Or when no rank has waited for long, or all others have just left what the last one waits in.
+
+    Never while a rank is stopped.
+    """
     assert moved_on(clocks, 1.3) is gone_on
 
 

@@ -8,6 +8,7 @@ from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import HeartbeatPolicy, Policy
 from midstep.protocol.messages import (
     DeleteNode,
+    EndJob,
     FaultReported,
     IntroduceNode,
     NodeJoined,
@@ -138,3 +139,14 @@ def test_a_restarted_controller_gives_nodes_back_once_more() -> None:
     cluster.feed(StopRequested("enough"), StopRequested("enough"))
     assert cluster.machine.phase is Phase.ENDED
     assert only(cluster.feed(ControllerStarted(term=4)), DeleteNode) == [DeleteNode("node0")], "after the job, too"
+
+
+def test_a_node_that_comes_back_when_the_job_is_over_is_told_so() -> None:
+    """Its processes would live on, as no other order ends them."""
+    cluster = running(spares=0)
+    cluster.feed(NodeLost("node1", "no word for 3.0 s", cluster.now), StopRequested("enough"))
+    cluster.feed(StopRequested("enough", insist=True))
+    cluster.expect(Phase.ENDED)
+    (order,) = only(cluster.feed(introduced(cluster, "node1", (2, 1), (3, 1))), EndJob)
+    assert cluster.machine.state.result is not None
+    assert order == EndJob(cluster.machine.state.result.exit_code, cluster.machine.state.result.reason)
