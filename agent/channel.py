@@ -104,6 +104,21 @@ class ServeStore(msgspec.Struct, frozen=True, tag=True):
     port: int
 
 
+class WriteCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Tell an idle process to write a copy in host memory to disk. Descriptors: a channel for its answer, the copy."""
+
+    job: str
+    directory: str
+    keep: int
+    within_s: float
+
+
+class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
+    """From that process: it has done its part, or failed as `error` says."""
+
+    error: str = ""
+
+
 class CheckOrder(msgspec.Struct, frozen=True, tag=True):
     """Tell a process to check the node, in a job with these settings."""
 
@@ -119,7 +134,7 @@ class CheckFigures(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
-Assignment = RunProgram | BuildProgram | TakeRank | ServeStore
+Assignment = RunProgram | BuildProgram | TakeRank | ServeStore | WriteCheckpoint
 
 
 ChannelMessage = (
@@ -131,6 +146,7 @@ ChannelMessage = (
     | ProcessIdle
     | ProgramBuilt
     | Assignment
+    | CheckpointWritten
     | CheckOrder
     | CheckFigures
 )

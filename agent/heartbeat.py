@@ -76,6 +76,7 @@ class Heartbeat:
         for process in self._ranks.waiting(readings):
             self._post(NewcomerWaiting(node=self._node, process=process))
         self._ranks.prepare(readings)
+        self._ranks.write_copies()
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)

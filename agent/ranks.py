@@ -26,12 +26,13 @@ from ..protocol.bounds import fits
 from ..protocol.compat import within
 from ..protocol.errors import AgentError
 from ..protocol.exits import is_left_to_launcher
-from ..protocol.host_copies import copied_bytes, copied_steps, create_copy_files, guest_copies
+from ..protocol.host_copies import FILES, copied_bytes, copied_steps, create_copy_files, guest_copies
 from ..protocol.rank_logs import last_words, output_log
 from ..protocol.reports import ReportedValues
 from . import channel
 from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
+from .copy_writers import CopyWriters
 from .linux import ignores, is_stopped
 from .warm_pool import IdleProcess, WarmPool
 
@@ -125,6 +126,7 @@ class RankHost:
         self._agent_socket = agent_socket
         self._pool = pool
         self._preparations = Preparations(node, agent_socket, pool, post=post)
+        self._writers = CopyWriters(pool)
         self._post = post
         self._job: asyncio.Future[t.JobSpec] = asyncio.get_running_loop().create_future()
         self._slots: dict[int, RankSlot] = {}
@@ -207,6 +209,13 @@ class RankHost:
         ]
         return min(fresh, key=lambda told: told.rank, default=None)
 
+    def write_copies(self) -> None:
+        """Have copies written to disk that are to be checkpoints."""
+        if self._job.done():
+            job = self._job.result()
+            for rank, slot in self._slots.items():
+                self._writers.look(job, rank, slot.copies[:FILES])
+
     def logs(self) -> tuple[tuple[t.RunningProcess, Path], ...]:
         """Return the processes that run now, each with the file that has what it prints."""
         return tuple((process.running, process.log) for process in self._processes())
@@ -258,6 +267,8 @@ class RankHost:
         for process in processes:
             process.end(grace_s)
         await asyncio.gather(*(process.wait(grace_s + EXIT_S) for process in processes))
+        self.write_copies()
+        await self._writers.close(EXIT_S)
 
     def kill_all(self) -> None:
         """Kill every process now."""

@@ -1,8 +1,9 @@
 """A training process, from its start as an idle process to its exit.
 
-An idle process waits for an assignment. It can become the process of a rank, one that is built ahead of a fault, or the
-one that serves the rendezvous store. A warm one was forked by the fork server; a cold one is a new interpreter, started
-while there is no fork server (`python -m midstep.agent.training_process AGENT_PID`). Both end when the agent ends.
+An idle process waits for an assignment. It can become the process of a rank, one that is built ahead of a fault, the
+one that serves the rendezvous store, or one that writes a copy in host memory to disk. A warm one was forked by the
+fork server; a cold one is a new interpreter, started while there is no fork server
+(`python -m midstep.agent.training_process AGENT_PID`). Both end when the agent ends.
 
 - The user's program exits as in a plain Python, with a bound. Communication libraries leave threads and C++ statics
   behind on which an interpreter's exit can hang or crash, so what a user can see of an exit is done, each part with its
@@ -42,6 +43,7 @@ from ..communicators.libraries import HAS_TORCH
 from ..processor import built_ahead
 from ..protocol import environment as names
 from ..protocol.blackbox import BlackBox
+from ..protocol.errors import MidstepError
 from ..protocol.exits import heard
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
@@ -53,6 +55,7 @@ ADOPTION_S = 10.0
 STDERR = 2
 THREADS_S = 2.0
 EXIT_HOOKS_S = 10.0
+WRITER_NICE = 10
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 # The file system refuses the data. Other errors, such as a descriptor that the script has closed, are raised.
@@ -99,6 +102,8 @@ def wait_for_assignment(end: socket.socket, agent: int, prepare: Callable[[], No
             run_program(assignment, *fds)
         case channel.ServeStore() if len(fds) == 2:
             serve_store(assignment, fds[0], socket.socket(fileno=fds[1]))
+        case channel.WriteCheckpoint() if len(fds) == 2:
+            write_checkpoint(assignment, socket.socket(fileno=fds[0]), fds[1])
         case _:
             os._exit(os.EX_USAGE)
 
@@ -355,6 +360,24 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed by the user, or its file system is full
             stream.flush()
+
+
+# --- a checkpoint -----------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(order: channel.WriteCheckpoint, end: socket.socket, copy: int) -> NoReturn:
+    """Write a copy in host memory to disk, beside what trains here; answer on `end`, and exit."""
+    from ..processor.checkpoints.copied import write_copy
+
+    name_process("midstep-writer")
+    os.nice(WRITER_NICE)
+    error = ""
+    try:
+        write_copy(order, copy)
+    except Exception as found:  # whatever it is, the agent says it
+        error = str(found) if isinstance(found, MidstepError) else f"{type(found).__name__}: {found}"
+    channel.send(end, channel.CheckpointWritten(error))
+    os._exit(os.EX_OK)
 
 
 # --- the rendezvous store -------------------------------------------------------------------------------------------

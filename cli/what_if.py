@@ -201,12 +201,16 @@ def _costs(status: JobStatus, decision: Decision, gone: frozenset[str], can_crea
         yield f"it took {duration_text(statistics.median(took))} so far ({count(len(took), 'incident')})"
     elif rung is not Rung.STOP:
         yield "this job has had no such recovery: how long it takes is not known"
+    held = _copies_left(status, gone)
     if rung in _RESTARTS_ALL:
         yield "all processes start again, from the newest checkpoint or one that the healthy ones write first"
+        if held:
+            yield f"on the same nodes from host copies {held}, if these are newer"
     elif rung is not Rung.STOP:
-        copies = copy_left(status.ranks, gone)
-        held = f", or from host copies of step {copies:,}" if copies else ""
-        yield f"state comes from ranks that hold the same{held}; where none does, from the newest checkpoint"
+        source = f", or from host copies {held}" if held else ""
+        yield f"state comes from ranks that hold the same{source}; where none does, from the newest checkpoint"
+    if rung is not Rung.STOP and not held and copy_left(status.ranks):
+        yield f"host copies of step {copy_left(status.ranks):,} go with {nodes_text(gone)}"
     for budget in status.budgets:
         if budget.name == f"{rung} per job" and budget.limit:
             yield f"budget {budget.name}: {budget.used + 1} of {budget.limit} would be spent"
@@ -216,6 +220,12 @@ def _costs(status: JobStatus, decision: Decision, gone: frozenset[str], can_crea
         yield f"spare nodes: {len(spares)}, of which {min(needed, len(spares))} would be used"
     if can_create_nodes is None:
         yield "whether its platform could bring a node is not known here, and is taken for no"
+
+
+def _copies_left(status: JobStatus, gone: Collection[str]) -> str:
+    """Return of which step host memory has copies of all ranks then, in words; empty: of none."""
+    step = copy_left(status.ranks, gone)
+    return f"of step {step:,}, {count(max(0, status.committed - step), 'step')} ago" if step else ""
 
 
 def _was(incident: Incident, rung: Rung) -> bool:

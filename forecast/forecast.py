@@ -5,6 +5,7 @@ report, decision, quiesce, rejoin, resume, for each rank of the job.
 """
 
 import bisect
+import math
 import random
 from collections.abc import Callable, Iterable
 
@@ -154,14 +155,17 @@ class Forecast:
         self.outlook.steps_done += steps
         self.outlook.lost_s[Loss.CHECKPOINT] += steps * pause_s
         if every:
-            fleet.checkpoint = max(fleet.checkpoint, fleet.step // every * every)
+            beside = self._policy.checkpoint.asynchronous  # such a one is complete some steps later
+            late = math.ceil(model.checkpoint_s / model.step_s) if beside else 0
+            fleet.checkpoint = max(fleet.checkpoint, (fleet.step - late) // every * every)
         self._reached = fleet.step
 
     @property
     def _pause_s(self) -> float:
-        """The share of a step in a checkpoint."""
-        every = self._policy.checkpoint.every_steps
-        return self._model.checkpoint_s / every if every else 0.0
+        """The share of a step in a checkpoint for which training stands still."""
+        checkpoint = self._policy.checkpoint
+        stands = checkpoint.every_steps and not checkpoint.asynchronous
+        return self._model.checkpoint_s / checkpoint.every_steps if stands else 0.0
 
     # --- faults -------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ from .processes import NodeMark, WatchedProcess, kill_tree, open_log
 
 KILLED_S = 5.0
 MOST_NODES_HERE = 64  # on one machine
-SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store"}  # an agent's own children, by their process names
+# An agent's own children, by their process names.
+SERVICES = {"midstep-forksrv", "midstep-idle", "midstep-store", "midstep-writer"}
 
 _log = logging.getLogger(__name__)
 

@@ -306,6 +306,9 @@ def _restore_problems(policy: Policy) -> list[Problem]:
         elif source is RestoreSource.HOST_COPY and policy.script_writes:
             said = "found host_copy, and midstep does not see what a script holds whose groups are its framework's own"
             problems.append(Problem(f"restore[{index}]", said))
+    if policy.checkpoint.asynchronous and RestoreSource.HOST_COPY not in policy.restore:
+        said = "found true; such checkpoints are written from copies in host memory: restore has to name host_copy"
+        problems.append(Problem("checkpoint.asynchronous", said))
     return problems
 
 
@@ -417,6 +420,8 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         checkpoint_every_steps=policy.checkpoint.every_steps,
         checkpoint_keep=policy.checkpoint.keep,
         checkpoint_format=policy.checkpoint.format,
+        checkpoint_asynchronous=policy.checkpoint.asynchronous,
+        save_s=policy.deadlines.save_s,
         preload=policy.standby.preload,
         warm_standby=policy.standby.warm,
         standby_depth=policy.standby.depth,

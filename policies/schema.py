@@ -116,7 +116,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_s: Seconds = 600.0  # first rank finished to last
     stop_grace_s: SecondsOrZero = 5.0  # SIGTERM to SIGKILL when a job ends
     device_s: SecondsOrZero = 15.0  # a device becomes well again, before its process is restarted on it
-    save_s: Seconds = 300.0  # an emergency checkpoint is written, by all that are asked to
+    save_s: Seconds = 300.0  # an emergency checkpoint, or an asynchronous one, is written by all that are asked to
 
 
 class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +124,7 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `begin_again`: whether training may begin at its first step where a checkpoint has once been complete. `format`:
     midstep's own, or dcp: directories that torch.distributed.checkpoint reads in worlds of any size, and writes.
+    `asynchronous`: they are written beside the training, from copies in host memory.
     """
 
     directory: str | None = None
@@ -131,6 +132,7 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep: Count = 2
     begin_again: bool = False
     format: CheckpointFormat = CheckpointFormat.SAFETENSORS
+    asynchronous: bool = False
 
 
 class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,8 @@ After an update all shards and the rank-local state are copied into one of two m
 (`protocol/host_copies.py`). At which steps says `copy_cadence.py`. Where shards change in update blocks alone
 (`Steady`), a thread copies them while the next forward and backward pass run, and only the next update waits for it.
 All others are copied on the spot, and so is what lies on a device. The checksum is always left to the thread, and so
-is the way to a second node (`guest_copies.py`).
+is the way to a second node (`guest_copies.py`). Where checkpoints are asynchronous, some copies are marked for the
+agent, which has them written to disk (`checkpoints/copied.py`); no other copy is written over one that is on its way.
 """
 
 import logging
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,12 +22,13 @@ import psutil
 
 from ..communicators import host_memory
 from ..protocol.errors import HostCopyError, MidstepError, RecoveryError
-from ..protocol.host_copies import FILES, CopyFile, CopyHeader, SentCopy, unpack_sent
+from ..protocol.host_copies import FILES, CopyFile, CopyHeader, Disk, SentCopy, unpack_sent
 from ..protocol.messages import Rejoin
-from ..protocol.types import Activity, InjectionPoint, RepairPart, StepReport
+from ..protocol.types import Activity, CheckpointFormat, InjectionPoint, RepairPart, StepReport
 from . import tree
-from .copy_cadence import CopyCadence, check_room, file_to_write
-from .framework import OpenShard, Steady
+from .checkpoints.copied import INDEX, CopiedShard, CopyIndex, prepared
+from .copy_cadence import CopyCadence, check_room, file_to_write, may_be_written, stays
+from .framework import OpenShard, Portable, Steady
 from .guest_copies import GuestCopies, Keeper
 from .transfer import move
 
@@ -36,23 +38,9 @@ if TYPE_CHECKING:
 
 SETTLE_S = 60.0  # for a copy that is under way: it takes about as long as reading the memory once
 _PIECE_BYTES = 8 << 20
-_MOST_SHARDS = 100_000
+_LOOK_S = 0.05  # from one look at how far the agent is to the next
 _SHARE_OF_FREE = 2  # a half
 _log = logging.getLogger("midstep")
-
-
-class _Shard(msgspec.Struct, frozen=True, array_like=True):
-    shard_id: str
-    header: bytes
-    sizes: list[int]  # of its tensors
-
-
-class _Index(msgspec.Struct, frozen=True, array_like=True):
-    shards: Annotated[list[_Shard], msgspec.Meta(max_length=_MOST_SHARDS)]
-    local: bytes
-
-
-_INDEX = msgspec.msgpack.Decoder(_Index)
 
 
 class HostCopies:
@@ -65,10 +53,16 @@ class HostCopies:
         self._files = [CopyFile(fd) for fd in fds[:FILES]]
         self._guests = GuestCopies(runtime, fds[FILES:], self._check_room)
         self._keeper = Keeper(runtime, None, wanted=False, before=None)
-        self._cadence = CopyCadence(runtime.settings.host_copy_every_steps)
+        settings = runtime.settings
+        checkpoint_steps = settings.checkpoint_every_steps if settings.checkpoint_asynchronous else 0
+        self._cadence = CopyCadence(settings.host_copy_every_steps, checkpoint_steps)
+        self._portable = None
+        if checkpoint_steps and settings.checkpoint_format is CheckpointFormat.DCP and isinstance(framework, Portable):
+            self._portable = framework
         self._beside = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self._most_bytes: int | None = None  # of a node
         self._under_way: _Copying | None = None
+        self._planned: tuple[CopyFile, int] | None = None  # the copy that is to be a checkpoint, and its step
         self._agreed = self._off = False
         self._thread: _CopyThread | None = None
         self.voted: int | None = None  # the newest state that passed a vote; None: ranks do not vote
@@ -88,16 +82,21 @@ class HostCopies:
 
         With copies on two nodes the next one is due at once: of what was lost there is one left, or the keeper is new.
         """
-        common = 0 if order is None else order.part.host_copy
+        common, target = (0, 0) if order is None else (order.part.host_copy, order.part.target_step)
+        self._planned = None
         for file, step in zip(self._files, self._steps(), strict=True):
-            if step != common:
+            disk = file.disk
+            if not stays(step, disk, common):
                 file.drop()
+            elif step:
+                file.note(generation=self._runtime.generation)
+                self._planned = (file, step) if disk is Disk.PLANNED else self._planned
         twice = len(self._runtime.host_copy_fds) > FILES
         self._keeper = Keeper(self._runtime, order, wanted=twice, before=self._keeper)
         links = self._keeper.links
         self._guests.resumed(common, None if order is None else order.part.copy_guest, links)
         self._agreed = False
-        self._cadence.resumed(common if links is None else 0)
+        self._cadence.resumed(common if links is None else 0, common or target)
 
     def agrees(self, step: int, step_s: float) -> bool:
         """Wait until the update may change what is copied; return whether this rank is for a copy after it.
@@ -119,11 +118,14 @@ class HostCopies:
                 return False  # no rank writes over the copy before it until this one is on two nodes
             self._under_way = None
             self._cadence.became_whole(waited_s=work.waited_s, took_s=work.took_s, step_s=step_s)
+        if not may_be_written(self._files[file_to_write(self._steps(), self.voted)].disk):
+            return False
         return self._cadence.agrees(step)
 
     def agreed(self, *, by_all: bool) -> None:
         """Take note of what the commit barrier has told: whether all ranks are for a copy after this update."""
         self._agreed = by_all
+        self._have_written()
         self._keeper.say()
 
     def take(self, step: int) -> None:
@@ -131,9 +133,12 @@ class HostCopies:
         agreed, self._agreed = self._agreed, False
         if not agreed:
             return
+        to_disk = self._cadence.goes_to_disk(step)
         self._cadence.began(step)
         try:
-            self._under_way = work = self._begin(step)
+            self._under_way = work = self._begin(step, to_disk=to_disk)
+            if to_disk:
+                self._planned = (work.file, step)
             if not self._beside or any(not host_memory.on_host(each) for each in work.tensors):
                 began_s = time.monotonic()
                 self._runtime.step_clock.doing(Activity.PAUSED)
@@ -154,6 +159,38 @@ class HostCopies:
             self._wait(work.whole)
             if work.error is not None:
                 self._give_up(work.error)
+
+    def replace_checkpoint(self, step: int) -> bool:
+        """Return whether checkpoints are made of copies now; else they are written as they are without any."""
+        return bool(self._files) and not self._cadence.has_failed(step)
+
+    def written(self, step: int) -> None:
+        """Wait until the agent has written the last copy that is to be a checkpoint. When training is over, at `step`.
+
+        One that is due still, as the one before it was being written, is taken now, on all ranks.
+        """
+        if not self._runtime.settings.checkpoint_asynchronous or not self._files:
+            return
+        self._runtime.step_clock.doing(Activity.CHECKPOINTING)
+        self._await_written()
+        if self._cadence.goes_to_disk(step) and self.replace_checkpoint(step) and not self._off:
+            self._agreed = True
+            self.take(step)
+            self._await_written()
+
+    def _await_written(self) -> None:
+        self.settle()
+        self._have_written()
+        end_s = time.monotonic() + self._runtime.settings.save_s
+        while any(file.disk is Disk.WANTED for file in self._files) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+
+    def forget_after(self, step: int) -> None:
+        """Drop copies of later steps, also those that are being written to disk: all ranks go back behind them."""
+        self.settle()
+        for file, found in zip(self._files, self._steps(), strict=True):
+            if found > step:
+                file.drop()
 
     def bring(self, part: RepairPart) -> int:
         """Bring copies from the ranks that keep them to those that have lost their own; return the bytes that came.
@@ -202,7 +239,7 @@ class HostCopies:
             raise HostCopyError(f"rank {self._runtime.rank} has no whole copy of step {step} in host memory")
         try:
             _, index, body = file.read()
-            found = _INDEX.decode(index)
+            found = INDEX.decode(index)
         except (HostCopyError, msgspec.MsgspecError) as error:
             file.drop()
             raise HostCopyError(f"rank {self._runtime.rank}: {error}; another source is taken") from error
@@ -228,24 +265,37 @@ class HostCopies:
         headers = [file.header for file in self._files]
         return [0 if each is None or (each.rank, each.world_size) != mine else each.step for each in headers]
 
-    def _begin(self, step: int) -> "_Copying":
+    def _have_written(self) -> None:
+        """Have the agent write the copy that is to be a checkpoint, once it is whole."""
+        if self._planned is not None:
+            file, step = self._planned
+            header = file.header
+            if header is not None and header.step == step:
+                file.note(disk=Disk.WANTED)
+                self._planned = None
+
+    def _begin(self, step: int, *, to_disk: bool = False) -> "_Copying":
         """Open everything that is to be copied, and find the memory for it."""
         runtime, framework = self._runtime, self._framework
         local = runtime.local_states.read(runtime.rank, step)
         if local is None:
             raise HostCopyError(f"the rank-local state as of step {step} is not at hand")
-        shards, tensors = list[_Shard](), list[Any]()
+        shards, tensors = list[CopiedShard](), list[Any]()
         for hold in framework.shards():
             opened = framework.open_shard(hold.shard_id)
-            shards.append(_Shard(hold.shard_id, opened.header, [tensor.nbytes for tensor in opened.tensors]))
+            sizes = [tensor.nbytes for tensor in opened.tensors]
+            plain = CopiedShard(hold.shard_id, opened.header, sizes)
+            shards.append(prepared(framework, plain, opened, self._portable) if to_disk else plain)
             tensors += opened.tensors
-        index = msgspec.msgpack.encode(_Index(shards, local))
+        buffers = tree.pack(self._portable.buffers(), "buffers") if to_disk and self._portable is not None else b""
+        index = msgspec.msgpack.encode(CopyIndex(shards, local, buffers))
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         file = self._files[file_to_write(self._steps(), self.voted)]
         self._check_room(len(index) + size_bytes)
         header = CopyHeader(runtime.rank, runtime.world_size, step, runtime.generation, len(index), size_bytes)
         half_done, hand_over = partial(self._half_done, step), self._keeper.hand_over
-        return _Copying(file, header, index, tensors, half_done=half_done, hand_over=hand_over)
+        disk = Disk.PLANNED if to_disk else Disk.NO
+        return _Copying(file, header, index, tensors, disk=disk, half_done=half_done, hand_over=hand_over)
 
     def _half_done(self, step: int) -> None:
         self._runtime.injection_points.reached(InjectionPoint.HOST_COPY, step - 1)
@@ -279,7 +329,7 @@ class HostCopies:
 
     def _give_up(self, error: MidstepError) -> None:
         """Make no more copies; those that are whole stay."""
-        self._off, self._under_way = True, None
+        self._off, self._under_way, self._planned = True, None, None
         _log.warning("no copies in host memory any more, of any rank: rank %d: %s", self._runtime.rank, error)
 
 
@@ -293,6 +343,7 @@ class _Copying:
         index: bytes,
         tensors: Sequence[Any],
         *,
+        disk: Disk,
         half_done: Callable[[], None],
         hand_over: Callable[[SentCopy], None],
     ) -> None:
@@ -300,14 +351,14 @@ class _Copying:
         self.copied, self.whole, self.kept = threading.Event(), threading.Event(), threading.Event()
         self.error: MidstepError | None = None
         self.waited_s = self.took_s = 0.0
-        self._file, self._header, self._index = file, header, index
+        self.file, self._header, self._index, self._disk = file, header, index, disk
         self._half_done, self._hand_over = half_done, hand_over
 
     def copy(self) -> None:
         """Copy the tensors. The training waits for that. Raises HostCopyError."""
-        self._file.reserve(len(self._index), self._header.body_bytes)
+        self.file.reserve(len(self._index), self._header.body_bytes)
         began_s = time.monotonic()  # memory is got once, and is no part of what the next copies take
-        body, at = self._file.begin(self._header, self._index), 0
+        body, at = self.file.begin(self._header, self._index, self._disk), 0
         for tensor in self.tensors:
             _copy(tensor, body[at : at + tensor.nbytes])
             at += tensor.nbytes
@@ -322,8 +373,8 @@ class _Copying:
             if not self.copied.is_set():
                 self.copy()
             began_s = time.monotonic()
-            self._file.finish()
-            copy = self._file.sent(verified=False)
+            self.file.finish()
+            copy = self.file.sent(verified=False)
             self.tensors = ()
             self.whole.set()
             self._hand_over(copy)

@@ -235,6 +235,7 @@ class RecoveryPhases:
         """Set checkpoints of later steps aside: all ranks go back behind them."""
         directory = self._runtime.settings.checkpoint_directory
         if directory is not None and self._runtime.rank == PUBLISHER:  # the rank that publishes them removes them
+            self._copies.forget_after(order.part.target_step)  # before: none of them may become a checkpoint now
             archive.forget_after(directory, order.part.target_step, self._label(order))
 
     def _load_local(self, directory: str, step: int) -> bytes:

@@ -36,7 +36,7 @@ from .recovery_phases import RecoveryPhases
 from .replays import Replays
 from .rules import Breach, Judge, worst
 from .runtime import Runtime
-from .session import Order
+from .session import Order, SessionStage
 from .shard import refuse_differing
 from .step_order import StepState
 from .votes import Votes
@@ -238,7 +238,7 @@ class TrainThread(Surroundings):
             self._warn()
         if saves:
             self._copies.take(committed)
-        if saves and self._checkpoints.due(committed):
+        if saves and self._checkpoints.due(committed) and not self._copies.replace_checkpoint(committed):
             runtime.step_clock.doing(Activity.CHECKPOINTING)
             runtime.injection_points.reached(InjectionPoint.CHECKPOINT, committed - 1)
             self._checkpoints.save(committed)
@@ -275,7 +275,7 @@ class TrainThread(Surroundings):
             act.RecallLocalState: lambda each: rejoining.recall_local_state(each.step),
             act.RollBack: lambda each: rejoining.roll_back(each.order),
             act.Halt: lambda _: self._halt(),
-            act.PublishCheckpoint: lambda _: checkpoints.publish_pending(),
+            act.PublishCheckpoint: lambda _: self._publish(),
             act.ClaimCheckpoints: lambda each: checkpoints.take_over(each.generation),
             act.Save: self._save,
             act.Flush: lambda _: runtime.flush(),
@@ -349,6 +349,12 @@ class TrainThread(Surroundings):
     def _clean(self) -> list[str]:
         with self._or_leave():
             return self._phases.clean()
+
+    def _publish(self) -> None:
+        """Complete what this rank has written; when training is over, wait for what its agent writes."""
+        self._checkpoints.publish_pending()
+        if self._runtime.session.stage is SessionStage.RELEASED:
+            self._copies.written(self._step_state.count)
 
     def _halt(self) -> None:
         """Stop what a failed attempt has left: a thread that moves shards, then the device."""

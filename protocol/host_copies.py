@@ -9,13 +9,16 @@ Layout of a file, native byte order (both ends are on one machine)::
 
     0      header    magic, layout version, state, rank, world size, step, generation, bytes of the index, bytes of the
                      body, xxh3 of everything below, xxh3 of the fields from the rank to that one
+    96     disk      whether the copy is written to disk as a checkpoint, and the latest generation in which it counts
     128    index     the names and headers of the shards, and the rank-local state
            body      the tensors of all shards, one after the other
 
 The state is `torn` before the first byte below it is changed, and `whole` after the checksum is there. A reader
-checks the checksum before it uses anything.
+checks the checksum before it uses anything. Of what is said about the disk, the process of the rank writes that it is
+wanted, and the agent that it is over; the rank writes no other copy into the file in between.
 """
 
+import enum
 import mmap
 import os
 import struct
@@ -35,9 +38,20 @@ _STATE = struct.Struct("@q")
 _SENT = struct.Struct("<6qQ")  # those fields as another machine gets them
 SENT_BYTES = _SENT.size
 _STATE_BYTES = 16  # where the state lies
+_DISK = struct.Struct("@2q")
+_DISK_BYTES = 96
 _START = 128
 _TORN, _WHOLE = 0, 1
 _PIECE_BYTES = 8 << 20  # so that no hash holds the interpreter's lock for long
+
+
+class Disk(enum.IntEnum):
+    """How far a copy is on its way to the disk."""
+
+    NO = 0
+    PLANNED = 1  # it is to be a checkpoint, when the state that it is of has passed a commit barrier
+    WANTED = 2  # the agent is to write it, or does
+    OVER = 3  # it is written, or was given up
 
 
 class CopyHeader(NamedTuple):
@@ -116,6 +130,26 @@ def read_header(fd: int) -> CopyHeader | None:
     return header if header.size_bytes <= size_bytes else None
 
 
+def read_disk(fd: int) -> tuple[Disk, int]:
+    """Read how far the copy in a file is on its way to the disk, and the latest generation in which it counts."""
+    try:
+        found = os.pread(fd, _DISK.size, _DISK_BYTES)
+    except OSError:
+        return Disk.NO, 0
+    disk, generation = _DISK.unpack(found) if len(found) == _DISK.size else (Disk.NO, 0)
+    return Disk(disk) if disk in tuple(Disk) else Disk.NO, generation
+
+
+def note_disk(fd: int, disk: Disk) -> None:
+    """Write how far it is. Raises OSError."""
+    os.pwrite(fd, _STATE.pack(disk), _DISK_BYTES)
+
+
+def note_generation(fd: int, generation: int) -> None:
+    """Write that the copy in a file counts in this generation, too: the world keeps it. Raises OSError."""
+    os.pwrite(fd, _STATE.pack(generation), _DISK_BYTES + _STATE.size)
+
+
 def copied_steps(fds: Iterable[int], rank: int) -> tuple[int, ...]:
     """Return the steps of the copies of a rank in its files. Their content is not looked at."""
     headers = (read_header(fd) for fd in fds)
@@ -155,6 +189,18 @@ class CopyFile:
         return read_header(self._fd)
 
     @property
+    def disk(self) -> Disk:
+        """How far the copy that is here is on its way to the disk."""
+        return Disk.NO if self.header is None else read_disk(self._fd)[0]
+
+    def note(self, *, disk: Disk | None = None, generation: int | None = None) -> None:
+        """Write how far the copy is on its way to the disk, or in which generation it counts. Raises OSError."""
+        if disk is not None:
+            note_disk(self._fd, disk)
+        if generation is not None:
+            note_generation(self._fd, generation)
+
+    @property
     def capacity_bytes(self) -> int:
         """The memory that the file has."""
         return os.fstat(self._fd).st_size
@@ -174,10 +220,11 @@ class CopyFile:
             raise HostCopyError(f"no memory for a copy of {size_bytes / 1e6:.0f} MB: {error}") from error
         self._memory = None
 
-    def begin(self, header: CopyHeader, index: bytes) -> memoryview:
+    def begin(self, header: CopyHeader, index: bytes, disk: Disk = Disk.NO) -> memoryview:
         """Begin to write a copy, for which there is memory; return where its body goes. It is torn until `finish`."""
         self.drop()
         memory = self._mapped()
+        _DISK.pack_into(memory, _DISK_BYTES, disk, header.generation)
         memory[_START : _START + len(index)] = index
         self._writing = header
         return memoryview(memory)[_START + header.index_bytes : header.size_bytes]

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +31,7 @@ from ...communicators.host_memory import memory_of
 from ...protocol.errors import CheckpointError, RecoveryError, StateUnreadable
 from .. import tree
 from ..framework import Framework, OpenShard, Portable
+from ..shard_layout import ShardLayout
 from . import dcp, dcp_loading, files
 from .entries import complete_steps as complete_steps
 from .entries import forget_after as forget_after
@@ -77,7 +78,34 @@ def save_portable(
     Raises CheckpointError; what existed is untouched.
     """
     shard, layout = framework.open_shard(shard_id), framework.layout(shard_id)
-    return _save(directory, step, attempt, name, lambda file: dcp.write_shard(file, shard, layout, framework.buffers()))
+    buffers = framework.buffers()
+    return save_laid_out(directory, step, name, shard, layout=layout, buffers=buffers, attempt=attempt)
+
+
+def save_laid_out(
+    directory: str | Path,
+    step: int,
+    name: str,
+    shard: OpenShard,
+    *,
+    layout: ShardLayout,
+    buffers: Mapping[str, Any],
+    attempt: str,
+) -> int:
+    """Do what `save_portable` does, for a shard of which layout and buffers are at hand."""
+    return _save(directory, step, attempt, name, lambda file: dcp.write_shard(file, shard, layout, buffers))
+
+
+def save_pieces(
+    directory: str | Path, step: int, shard_id: str, pieces: Sequence[bytes | memoryview], *, attempt: str
+) -> int:
+    """Do what `save_shard` does, for a shard of which the bytes of the file are at hand, in pieces."""
+
+    def write(file: files.HashedFile) -> None:
+        for piece in pieces:
+            file.write(piece)
+
+    return _save(directory, step, attempt, shard_name(shard_id), write)
 
 
 def save_local(directory: str | Path, step: int, rank: int, blob: bytes, *, attempt: str = ATTEMPT) -> int:
@@ -128,6 +156,14 @@ def publish(
         _give_name(unfinished, final)
         note_latest(directory, step)
     return final
+
+
+def is_written(directory: str | Path, step: int, *, world_size: int, attempt: str) -> bool:
+    """Return whether all ranks have written their parts. Raises CheckpointError where that cannot be seen."""
+    unfinished = _unfinished(directory, step, attempt)
+    with files.told(f"look into {unfinished}"):
+        written = set(os.listdir(unfinished))
+    return all(files.own_name(rank) + files.RECORD in written for rank in range(world_size))
 
 
 def discard(directory: str | Path, step: int, *, attempt: str = ATTEMPT) -> None:
@@ -331,6 +367,13 @@ class _Place(msgspec.Struct, frozen=True):
 
 def write_shard(file: files.HashedFile, shard: OpenShard) -> None:
     """Write a shard; its tensors are not copied unless they lie on a device."""
+    file.write(head_of(shard))
+    for tensor in shard.tensors:
+        file.write(memory_of(tree.tensor_bytes(tensor)))
+
+
+def head_of(shard: OpenShard) -> bytes:
+    """Return the bytes of a shard's file before those of its tensors, which follow one after the other."""
     names = getattr(shard, "names", None) or [f"tensor.{index:06d}" for index in range(len(shard.tensors))]
     index: dict[str, Any] = {_METADATA: {HEADER_KEY: base64.b64encode(shard.header).decode()}}
     offset = 0
@@ -344,10 +387,7 @@ def write_shard(file: files.HashedFile, shard: OpenShard) -> None:
         offset += tensor.nbytes
     text = json.dumps(index, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    file.write(_LENGTH.pack(len(text)))
-    file.write(text)
-    for tensor in shard.tensors:
-        file.write(memory_of(tree.tensor_bytes(tensor)))
+    return _LENGTH.pack(len(text)) + text
 
 
 def read_shard(path: Path, checksum: str, accept: Callable[[bytes], OpenShard]) -> OpenShard:

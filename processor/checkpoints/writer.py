@@ -178,6 +178,18 @@ class WorldMark(msgspec.Struct, frozen=True):
         return f"generation {self.generation} of job {self.job} (process {self.pid} on {self.node}, since {self.since})"
 
 
+def mark_of(directory: Path) -> WorldMark | None:
+    """Return the mark in a directory; None where there is none. Raises CheckpointError when it cannot be read."""
+    path = directory / MARK
+    with told(f"read {path}"):
+        try:
+            return read_record(path, WorldMark, MOST_MARK_BYTES)
+        except FileNotFoundError:
+            return None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. Remove it if nothing else trains") from error
+
+
 class Fence:
     """One process's view of the mark in one directory."""
 
@@ -204,14 +216,9 @@ class Fence:
         if not self._written:
             self._write()
             return None
-        with told(f"read {self._path}"):
-            try:
-                found = read_record(self._path, WorldMark, MOST_MARK_BYTES)
-            except FileNotFoundError:  # the directory was cleared
-                self._write()
-                return None
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}. Remove it if nothing else trains") from error
+        found = mark_of(self._path.parent)
+        if found is None:  # the directory was cleared
+            self._write()
         return None if found == self._mine else found
 
     def _write(self) -> None:

@@ -10,11 +10,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from midstep.processor.checkpoints import archive
-from midstep.protocol.types import InjectionPoint
+from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, RANKS, ROOMY, Record, inject
+from .jobs import ONE_NODE, RANKS, ROOMY, STEPS, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -48,6 +48,39 @@ def test_all_replicas_come_back_from_memory(start_job: StartJob, undisturbed: Re
     rate = {"optimizer": {"param_groups": [{"lr": 0.0}]}}
     load(rate, checkpoint_id=str(directory / f"step-{newest:08d}"))
     assert rate["optimizer"]["param_groups"][0]["lr"] > 0.0, torch.__version__
+
+
+@pytest.mark.parametrize("form", ["dcp", "safetensors"])
+def test_checkpoints_are_written_from_copies_though_ranks_die(
+    start_job: StartJob, undisturbed: Record, form: str
+) -> None:
+    """All ranks are killed two steps after the copy of one; it is there in the end, and so is the last one."""
+    faults = [inject(rank, InjectionPoint.FORWARD, 2 * EVERY + 1) for rank in range(RANKS)]
+    policy = {**POLICY, "checkpoint": {"every_steps": EVERY, "format": form, "keep": 9, "asynchronous": True}}
+    job = start_job(policy=policy, faults=faults, **ONE_NODE)
+    (incident,) = finish(job)["incidents"]
+    assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
+    assert_same_numbers(job.record(), undisturbed)
+    steps = archive.complete_steps(job.directory / "checkpoints")
+    assert {2 * EVERY, STEPS} <= set(steps), (steps, job.said())
+    assert not list((job.directory / "checkpoints").glob("*.tmp-*"))
+
+
+def test_a_node_that_dies_while_a_checkpoint_is_written_costs_that_one_at_most(
+    start_job: StartJob, undisturbed: Record
+) -> None:
+    """What has a name is whole, and the last one is there."""
+    faults = [inject(2, InjectionPoint.FORWARD, 2 * EVERY + 1, action=FaultAction.KILL_NODE)]
+    policy = {**POLICY, "checkpoint": {"every_steps": EVERY, "keep": 9, "asynchronous": True}}
+    policy |= {"host_copy": {"every_steps": 1, "copies": 2}, "deadlines": {**ROOMY["deadlines"], "save_s": 10.0}}
+    job = start_job(policy=policy, faults=faults, spares=1)
+    (incident,) = finish(job)["incidents"]
+    assert incident["outcome"] == "resumed", incident
+    assert_same_numbers(job.record(), undisturbed)
+    directory = job.directory / "checkpoints"
+    steps = archive.complete_steps(directory)
+    assert {path.name for path in directory.glob("step-*") if "." not in path.name} == {f"step-{n:08d}" for n in steps}
+    assert steps[-1] == STEPS, job.said()
 
 
 def test_a_job_starts_from_what_plain_torch_has_saved(start_job: StartJob, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Processes that are killed, or meet a full disk, while they write a checkpoint of torch.distributed.checkpoint."""
+"""Processes that are killed, or meet a full disk, while they write a checkpoint of torch.distributed.checkpoint.
+
+The rank itself, or the process that writes it from a copy in host memory.
+"""
 
 import errno
 import os
@@ -7,22 +10,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint  # in this process: those that are forked would each import it
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import midstep
+from midstep.agent.channel import WriteCheckpoint
+from midstep.processor import tree
 from midstep.processor.checkpoints import archive
+from midstep.processor.checkpoints.copied import CopiedShard, CopyIndex, write_copy
 from midstep.processor.checkpoints.dcp import file_name
 from midstep.processor.checkpoints.entries import survey
 from midstep.protocol.errors import CheckpointError
+from midstep.protocol.host_copies import CopyFile, CopyHeader, create_copy_files
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
 
 CALLS = ("open", "mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
 STEPS = (1, 2)
 MOST_CALLS = 200
+Saves = Callable[[Path, int], None]
 
 
 def model(value: float) -> Any:
@@ -39,6 +48,23 @@ def save(directory: Path, step: int) -> None:
     archive.save_local(directory, step, 0, b"own")
     archive.publish(directory, step, world_size=1)
     archive.prune(directory, keep=1, written=step)
+
+
+def save_copy(directory: Path, step: int) -> None:
+    """Do the same from a copy in host memory."""
+    state = midstep.TrainState(model(step))
+    opened, (fd, other) = state.open_shard("replicated"), create_copy_files(0)
+    plain = CopiedShard("replicated", opened.header, [tensor.nbytes for tensor in opened.tensors])
+    shard = msgspec.structs.replace(plain, layout=state.layout("replicated"))
+    index = msgspec.msgpack.encode(CopyIndex([shard], b"own"))
+    tensors = b"".join(bytes(tree.tensor_bytes(tensor).numpy()) for tensor in opened.tensors)
+    file = CopyFile(fd)
+    file.reserve(len(index), len(tensors))
+    file.begin(CopyHeader(0, 1, step, 1, len(index), len(tensors)), index)[:] = tensors
+    file.finish()
+    write_copy(WriteCheckpoint("gpt", str(directory), 1, 60.0), fd)
+    os.close(fd)
+    os.close(other)
 
 
 def at_call(number: int, happens: Callable[[], None]) -> None:
@@ -69,14 +95,14 @@ def disk_is_full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def saving_in_a_process(directory: Path, number: int, happens: Callable[[], None]) -> int:
+def saving_in_a_process(directory: Path, number: int, happens: Callable[[], None], saves: Saves) -> int:
     """Write the later checkpoint in a process to which something happens; return its exit code."""
     process = os.fork()
     if process == 0:
         code = 3
         try:
             at_call(number, happens)
-            save(directory, STEPS[1])
+            saves(directory, STEPS[1])
             code = 0
         except CheckpointError:
             code = 1
@@ -99,16 +125,19 @@ def assert_a_whole_one_is_left(directory: Path) -> None:
             assert all((place / each.relative_path).exists() for each in metadata.storage_data.values())
 
 
+@pytest.mark.parametrize("saves", [save, save_copy])
 @pytest.mark.parametrize("happens", [die, disk_is_full])
-def test_whenever_it_happens_a_whole_checkpoint_is_left(tmp_path: Path, happens: Callable[[], None]) -> None:
+def test_whenever_it_happens_a_whole_checkpoint_is_left(
+    tmp_path: Path, happens: Callable[[], None], saves: Saves
+) -> None:
     """Before each call that changes the file system, in turn; the next attempt succeeds."""
     for number in range(1, MOST_CALLS):
         directory = tmp_path / str(number)
         save(directory, STEPS[0])
-        code = saving_in_a_process(directory, number, happens)
+        code = saving_in_a_process(directory, number, happens, saves)
         assert code in {0, 1, -signal.SIGKILL}, code
         assert_a_whole_one_is_left(directory)
-        save(directory, STEPS[1])
+        saves(directory, STEPS[1])
         assert survey(str(directory), 0.0, foreign=True)[0][-1] == STEPS[1]
         if code == 0 and happens is die:
             break

@@ -14,6 +14,7 @@ from midstep.forecast.forecast import Cluster, Forecast
 from midstep.forecast.outlook import Loss, Outlook
 from midstep.policies.schema import (
     Budget,
+    CheckpointPolicy,
     HostCopyPolicy,
     IntegrityPolicy,
     Policy,
@@ -271,6 +272,17 @@ def test_a_seed_of_the_test_suite_is_replayed_with_its_transcript() -> None:
     assert done.exit_code == 0
     assert "ControllerStarted" in done.output
     assert "seed 11: all invariants hold" in done.output
+
+
+def test_training_does_not_stand_still_for_asynchronous_checkpoints() -> None:
+    """They are complete a while later, so what is lost with all copies is a little more."""
+    fault = TimedFault(3.0, Kind.PROCESS)
+    ladder = (RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP))
+    policy = Policy(ladder=ladder, save_before_reschedule=False, checkpoint=CheckpointPolicy(every_steps=10))
+    beside = msgspec.structs.replace(policy, checkpoint=CheckpointPolicy(every_steps=10, asynchronous=True))
+    waited, continued = forecast(fault, policy=policy), forecast(fault, policy=beside)
+    assert waited.lost_s[Loss.CHECKPOINT] > 0 == continued.lost_s.get(Loss.CHECKPOINT, 0.0)
+    assert continued.steps_done > waited.steps_done
 
 
 def test_a_rung_that_restarts_everybody_saves_first_and_that_is_in_the_forecast() -> None:

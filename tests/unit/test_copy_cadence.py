@@ -1,5 +1,7 @@
 """When all ranks copy their state into host memory: there is always a step of which all have a whole copy."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,3 +123,37 @@ def test_where_ranks_vote_the_newest_copy_that_has_passed_one_stays(
 ) -> None:
     """Whatever is newer has no vote behind it yet, and is overwritten instead."""
     assert file_to_write(steps, agreed) == written
+
+
+@pytest.mark.parametrize(
+    ("taken", "written"),
+    [
+        (range(1, 31), [10, 20, 30]),  # each step has one
+        ((1, 4, 8, 12, 16, 20, 24), [12, 20]),  # the first one at or after each tenth step
+        ((7, 38, 39, 41), [38, 41]),  # none was possible for a while
+    ],
+)
+def test_the_first_copy_at_or_after_each_so_many_steps_goes_to_disk(taken: Sequence[int], written: list[int]) -> None:
+    """Also where copies are seldom, or late."""
+    cadence, found = CopyCadence(1, 10), []
+    for step in taken:
+        found += [step] if cadence.goes_to_disk(step) else []
+        cadence.began(step)
+        cadence.became_whole(waited_s=0.0, took_s=0.0, step_s=0.1)
+    assert found == written
+
+
+def test_a_copy_is_due_where_a_checkpoint_is() -> None:
+    """Though the next one would come later."""
+    cadence = CopyCadence(100, 10)
+    cadence.resumed(4, since=4)
+    assert [step for step in range(5, 15) if cadence.due(step)] == [10, 11, 12, 13, 14]
+
+
+def test_what_went_to_disk_before_a_recovery_does_not_again() -> None:
+    """All count from where they stand."""
+    cadence = CopyCadence(1, 10)
+    cadence.resumed(0, since=12)
+    assert [step for step in range(13, 24) if cadence.goes_to_disk(step)] == [20, 21, 22, 23]
+    assert not cadence.has_failed(31)
+    assert cadence.has_failed(32)

@@ -181,6 +181,7 @@ def test_a_file_changes_only_what_it_names() -> None:
             "host_copy.every_steps: found the text 'often'; allowed: a whole number of",
         ),
         ("{communicator: {name: external}, restore: [host_copy]}", "restore[0]: found host_copy, and midstep does not"),
+        ("checkpoint: {asynchronous: true}", "checkpoint.asynchronous: found true; such checkpoints are written from"),
         ("restore: [replica, replica]", "job.yaml: restore[1]: replica is listed already"),
         ("stall: {factor: 1}", "job.yaml: stall.factor: found 1; allowed: a number above 1"),
         ("- ladder", "job.yaml: found a list; allowed: a mapping"),

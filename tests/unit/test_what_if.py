@@ -1,9 +1,10 @@
 """What the loss of nodes and ranks would cost is what the ladder says of the job as it stands."""
 
+import msgspec
 import pytest
 
 from midstep.cli.what_if import lines, what_if
-from midstep.policies.schema import Policy, default_policy
+from midstep.policies.schema import Policy, RungPolicy, default_policy
 from midstep.protocol.controls import Asked, Controls, RungOrder
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import BudgetUse, JobStatus, NodeStatus
@@ -59,6 +60,18 @@ def test_without_a_spare_a_lost_node_has_the_job_stop_or_all_start_again() -> No
     found = what_if(status(nodes=nodes), POLICY, ("node1",), (), can_create_nodes=True)
     assert found.decision is not None
     assert found.decision.rung is Rung.RECOVER
+
+
+def test_host_copies_that_would_be_left_are_told_with_their_age() -> None:
+    """Those of a lost node are gone, unless another node keeps them."""
+    ranks = tuple(msgspec.structs.replace(each, copied_steps=(9, 10)) for each in status().ranks)
+    told = msgspec.structs.replace(status(), committed=12, ranks=ranks)
+    kept = "state comes from ranks that hold the same, or from host copies of step 10, 2 steps ago; where none does, "
+    assert f"{kept}from the newest checkpoint" in asked(told, ranks=(3,))
+    assert "host copies of step 10 go with node node1" in asked(told, nodes=("node1",))
+    restarts = Policy(ladder=(RungPolicy(Rung.RESCHEDULE_POD), RungPolicy(Rung.STOP)))
+    said = "on the same nodes from host copies of step 10, 2 steps ago, if these are newer"
+    assert said in asked(told, ranks=(3,), policy=restarts)
 
 
 def test_a_spare_that_is_lost_hurts_no_rank() -> None:
