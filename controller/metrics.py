@@ -154,7 +154,8 @@ class MetricsBook:
         self._ended = 0  # the number of the latest incident that is counted
         self._incidents: Counter[Labels] = Counter()
         self._lost = 0
-        self._recovery: dict[Labels, _Histogram] = {}
+        # There from the beginning: what grows from nothing to one has not increased, as Prometheus counts.
+        self._recovery = {(_WHOLE,): _Histogram(RECOVERY_BUCKETS_S)}
         self._steps = _Histogram(STEP_BUCKETS_S)
         self._time_s: dict[Labels, float] = {}
         self._reasons: dict[str, None] = {}

@@ -65,8 +65,8 @@ COURSES = {
     ),
     "MidstepManyIncidents": Course(
         {
-            'midstep_incidents_total{rung="recover",outcome="resumed",kind="exit"}': "1x5 2+1x4 6x100",
-            'midstep_incidents_total{rung="none",outcome="dismissed",kind="stall"}': "0+9x110",  # no incidents
+            'midstep_recovery_seconds_count{part="whole"}': "0x5 1+1x3 4x100",
+            'midstep_recovery_seconds_count{part="quiesce"}': "0+9x110",  # of the same ones
         },
         5,
         12,

@@ -1,7 +1,11 @@
-"""The shipped alerts in a real Prometheus, which scrapes a real job: they fire, and clear by themselves."""
+"""The shipped alerts in a real Prometheus, which scrapes real jobs: they fire, and clear by themselves.
+
+What webhooks of these jobs are told on the way is looked at, too.
+"""
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,12 +18,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from midstep.protocol.incidents import JobStatus
+
+from ..chaos.jobs import ROOMY, Job
+from ..chaos.test_notify import Chat
+
 pytestmark = [
     pytest.mark.prometheus,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         shutil.which("prometheus") is None and "MIDSTEP_REQUIRE_PROMETHEUS" not in os.environ,
         reason="there is no prometheus: Debian's package prometheus",
@@ -27,6 +37,8 @@ pytestmark = [
 ]
 
 PATIENCE_S = 90.0
+OF_AN_HOUR = 'midstep_goodput_ratio{window="hour"}'
+OF_SECONDS = 'rate(midstep_time_seconds_total{category="training"}[20s])'
 RULES = resources.files("midstep.configs") / "prometheus-alerts.yaml"
 
 
@@ -39,13 +51,17 @@ def free_port() -> int:
 
 
 class Prometheus:
-    """A real one, with the shipped rules, that looks each second and waits for nothing before it fires."""
+    """A real one, with the shipped rules, that looks each second and waits for nothing before it fires.
+
+    What the rules look back at is a minute here, and the goodput is that of the last 20 s and not of an hour.
+    """
 
     def __init__(self, root: Path, target: int) -> None:
         root.mkdir()
         rules = yaml.safe_load(RULES.read_text())
         for rule in rules["groups"][0]["rules"]:
             rule.pop("for", None)
+            rule["expr"] = re.sub(r"\[(1h|10m)\]", "[1m]", rule["expr"]).replace(OF_AN_HOUR, OF_SECONDS)
         (root / "rules.yaml").write_text(yaml.safe_dump(rules))
         (root / "prometheus.yaml").write_text(
             yaml.safe_dump(
@@ -109,13 +125,44 @@ def prometheus(tmp_path: Path, target: int) -> Iterator[Prometheus]:
 
 
 @pytest.fixture
-def job(tmp_path: Path, prometheus: Prometheus, target: int) -> Iterator[Path]:
+def chat() -> Iterator[Chat]:
+    """What takes all notices."""
+    made = Chat()
+    made.ill = False
+    yield made
+    made.close()
+
+
+def told_to(chat: Chat, root: Path, **limits: float) -> dict[str, Any]:
+    """The part of a policy that has a webhook told."""
+    url = root / "url"
+    url.write_text(chat.url)
+    url.chmod(0o600)
+    return {"webhooks": [{"name": "chat", "url_file": str(url)}], **limits}
+
+
+def events(notices: list[dict[str, Any]]) -> set[str]:
+    """What notices are about."""
+    return {each["event"] for each in notices}
+
+
+def until_told(chat: Chat, event: str) -> None:
+    """Wait until a webhook has been told of something, whatever it answered."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while event not in events(chat.got + chat.refused):
+        assert time.monotonic() < deadline_s, f"{event} was not told; {events(chat.got + chat.refused)} were"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def job(tmp_path: Path, prometheus: Prometheus, target: int, chat: Chat) -> Iterator[Path]:
     """A job of one node and a spare, whose script does nothing; its directory."""
     prometheus.until(fires="MidstepNoController")
     directory = tmp_path / "job"
     policy = tmp_path / "policy.yaml"
     budget = {"rung": "reschedule_pod", "attempts": 1, "budget": {"per_job": 1, "window_s": 20.0}}
-    policy.write_text(yaml.safe_dump({"ladder": [budget, {"rung": "stop"}]}))
+    ladder = [budget, {"rung": "stop"}]
+    policy.write_text(yaml.safe_dump({"ladder": ladder, "notify": told_to(chat, tmp_path)}))
     options = ["--metrics-listen", f"127.0.0.1:{target}", "--policy", str(policy), "--max-restarts", "1"]
     options += ["--spares", "1", "--fixed-nodes", "--no-python"]
     with (tmp_path / "output").open("wb") as output:
@@ -149,7 +196,9 @@ def spares(job: Path) -> list[str]:
     return [node["node"] for node in status(job)["nodes"] if node["state"] == "spare"]
 
 
-def test_alerts_fire_when_the_job_is_short_of_something_and_clear_afterwards(prometheus: Prometheus, job: Path) -> None:
+def test_alerts_fire_when_the_job_is_short_of_something_and_clear_afterwards(
+    prometheus: Prometheus, job: Path, chat: Chat
+) -> None:
     """Without a job there is no controller; a job has one; its budget is spent; its spare node dies; the job ends."""
     prometheus.until(clear="MidstepNoController")
     deadline_s = time.monotonic() + PATIENCE_S
@@ -168,3 +217,93 @@ def test_alerts_fire_when_the_job_is_short_of_something_and_clear_afterwards(pro
     prometheus.until(fires="MidstepNoSpare", clear="MidstepNoController")
     midstep("stop", str(job))
     prometheus.until(fires="MidstepNoController", clear="MidstepNoSpare")
+    assert events(chat.got) == {"budget", "no_spare", "ended"}
+
+
+# --- a job that trains ------------------------------------------------------------------------------------------------
+
+RECOVERIES = 5
+AWAY_S = 34.0  # more than the 30 s that a job may be without a controller
+ASKED_S = 5.0
+
+
+@pytest.fixture
+def training(tmp_path: Path, prometheus: Prometheus, target: int, chat: Chat) -> Iterator[Job]:
+    """A job of two ranks that trains, writes no checkpoint, and ends with its sixth incident."""
+    ladder = [
+        {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": RECOVERIES, "window_s": 0}},
+        {"rung": "stop"},
+    ]
+    notify = told_to(chat, tmp_path, asked_after_s=ASKED_S, checkpoint_age_s=AWAY_S)
+    policy = {**ROOMY, "ladder": ladder, "deadlines": {"quiesce_s": PATIENCE_S}, "notify": notify}
+    policy["checkpoint"] = {"every_steps": 1_000_000}
+    listen = ("--metrics-listen", f"127.0.0.1:{target}")
+    job = Job(
+        tmp_path / "training", nodes=1, ranks_per_node=2, steps=1_000_000, step_s=0.05, policy=policy, options=listen
+    )
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def test_alerts_of_a_job_that_trains_fire_under_faults_and_clear(
+    prometheus: Prometheus, training: Job, chat: Chat
+) -> None:
+    """It starts, stands still, fails often, loses its disk and its controller, and ends.
+
+    The end waits for a webhook that is ill by then, so that the controller is still scraped.
+    """
+    job = training
+    job.until(lambda told: told.phase == "running" and told.committed > 0, "its first step")
+    prometheus.until(fires="MidstepGoodputLow", clear="MidstepNoController")
+    prometheus.until(clear="MidstepGoodputLow")
+
+    survivor = job.rank_process(0)
+    survivor.suspend()
+    job.rank_process(1).kill()
+    prometheus.until(fires="MidstepNotTraining", clear="MidstepManyIncidents")
+    prometheus.until(fires="MidstepGoodputLow")
+    until_told(chat, "asked")
+    survivor.resume()
+    for number in range(1, 4):
+        trains_after(job, number)
+        job.rank_process(1).kill()
+    trains_after(job, 4)
+    prometheus.until(fires="MidstepManyIncidents", clear="MidstepNotTraining")
+
+    controller = psutil.Process(job.controller_pid())
+    limits = controller.rlimit(psutil.RLIMIT_FSIZE)
+    controller.rlimit(psutil.RLIMIT_FSIZE, (1, limits[1]))
+    job.rank_process(1).kill()
+    prometheus.until(fires="MidstepJournalNotWritable", clear="MidstepUnguarded")
+    controller.rlimit(psutil.RLIMIT_FSIZE, limits)
+    trains_after(job, RECOVERIES)
+    prometheus.until(clear="MidstepJournalNotWritable")
+
+    launcher = psutil.Process(job.launcher.pid)
+    launcher.suspend()  # or it would start another one at once
+    controller.kill()
+    time.sleep(AWAY_S)
+    launcher.resume()
+    prometheus.until(fires="MidstepUnguarded", clear="MidstepNoController")
+    prometheus.until(clear="MidstepUnguarded")
+    prometheus.until(clear="MidstepManyIncidents")
+
+    assert events(chat.got) == {"asked", "budget", "checkpoint_old", "unguarded"}
+    job.until(lambda told: told.phase == "running", "training")
+    chat.ill = True
+    job.rank_process(1).kill()
+    prometheus.until(fires="MidstepJobFailed")
+    assert job.wait() != 0
+    assert events(chat.refused) == {"ended"}
+    prometheus.until(fires="MidstepNoController", clear="MidstepJobFailed")
+
+
+def trains_after(job: Job, incidents: int) -> None:
+    """Wait until the job has had so many incidents and trains again."""
+
+    def trains(told: JobStatus) -> bool:
+        return told.phase == "running" and len(told.incidents) == incidents
+
+    job.until(trains, f"training after incident {incidents}")

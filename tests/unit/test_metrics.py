@@ -42,6 +42,7 @@ def test_an_incident_is_counted_once_with_its_parts(cluster: FakeCluster) -> Non
     cluster.now += 100.0
     cluster.feed(cluster.exited(1))
     opened = book.snapshot(observed(cluster))
+    assert sum(opened.distributions["midstep_recovery_seconds"][("whole",)].counts) == 0  # and not absent
     assert opened.values["midstep_incident_open"] == {(): 1.0}
     assert opened.values["midstep_phase"][("quiescing",)] == 1.0
     assert opened.values["midstep_incidents_total"] == {}

@@ -17,6 +17,7 @@ CONFIGS = resources.files("midstep.configs")
 # What Prometheus adds to every series, and to those of a histogram.
 OF_THE_TARGET = {"instance", "job"}
 OF_A_BUCKET = "le"
+OF_A_HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
 VALUES = {
     "phase": {str(each) for each in Phase},
     "state": {str(each) for each in NodeState},
@@ -51,8 +52,8 @@ def test_what_is_asked_for_is_there(where: str, expression: str, text: str) -> N
     assert asked, where
     labels = set(OF_THE_TARGET)
     for name, matchers in asked:
-        metric = METRICS[re.sub(r"_bucket$", "", name)]
-        assert name.endswith("_bucket") == (metric.kind is MetricKind.HISTOGRAM)
+        metric = METRICS[OF_A_HISTOGRAM.sub("", name)]
+        assert bool(OF_A_HISTOGRAM.search(name)) == (metric.kind is MetricKind.HISTOGRAM)
         known = {*metric.labels, *OF_THE_TARGET, *([OF_A_BUCKET] if name.endswith("_bucket") else [])}
         labels |= known
         for label, value in MATCHER.findall(matchers):
