@@ -190,6 +190,9 @@ class Job:
         done = CliRunner().invoke(main, ["report", "--json", str(self.directory)], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         report: dict[str, Any] = json.loads(done.stdout)
+        time = report["time"]  # of every job, whatever has happened to it
+        if time is not None:
+            assert abs(sum(time["seconds"].values()) - time["wall_s"]) <= 0.01 * time["wall_s"], time
         return report
 
     def record(self) -> Record:
