@@ -345,7 +345,7 @@ def _train(
     )
     job = create_job(start)
     with page_beside(job.job_directory, page, Role.OPERATOR):
-        run_job(job, quiet=True)
+        run_job(job, quiet=True, steps=steps)
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -29,16 +29,18 @@ def run_job(
     role: str = "",
     shown: ShownRanks = ALL_RANKS,
     stop_signals: frozenset[signal.Signals] = frozenset(),
+    steps: int = 0,
 ) -> int:
     """Run a job to its end on this machine, and return its exit code.
 
-    `role`: its role in a job of several roles. `stop_signals`: those that end it, beside the usual ones.
+    `role`: its role in a job of several roles. `stop_signals`: those that end it, beside the usual ones. `steps`: how
+    many it trains, where that is known.
     """
     from ..launch.launcher import Launcher
 
     hear_if_all_are_signalled(os.environ)
     try:
-        with Display(job.job_directory, job.run_directory, quiet=quiet, role=role, shown=shown) as display:
+        with Display(job.job_directory, job.run_directory, quiet=quiet, role=role, shown=shown, steps=steps) as display:
             display.say(f"job {job.name} in {job.job_directory}", "dim")
             result = asyncio.run(Launcher(job, stop_signals=stop_signals).run())
             return _shown(display, result, job.job_directory)

@@ -15,6 +15,8 @@ from string import Template
 from types import TracebackType
 
 import msgspec
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from ...agent.channel import ROLE as DEFAULT_ROLE
@@ -57,6 +59,43 @@ class ShownRanks(msgspec.Struct, frozen=True):
 ALL_RANKS = ShownRanks()
 
 
+class StepBar:
+    """The steps of a job whose number is known, as a bar below all other lines; on a terminal only.
+
+    It is a line like the others, which the next one erases first.
+    """
+
+    _ERASE = b"\x1b[1A\x1b[2K"  # the line above
+    _AND_UP = b"\x1b[1A"  # the line break behind whatever is written leads back
+
+    def __init__(self, steps: int, terminal: Terminal) -> None:
+        """`steps`: how many there will be; 0: that is not known, and nothing is shown."""
+        self._steps = steps if terminal.is_terminal else 0
+        self._terminal = terminal
+        self._shown: int | None = None
+
+    def drawn(self, committed: int) -> bytes:
+        """Return what draws the bar in its place; nothing where it is there already."""
+        if not self._steps or committed == self._shown:
+            return b""
+        erase, self._shown = self.erased(), committed
+        row = Table.grid(padding=(0, 1))
+        row.add_row(f"step {committed} of {self._steps}", ProgressBar(self._steps, committed, width=30))
+        with self._terminal.capture() as captured:
+            self._terminal.print(row, end="")
+        return erase + captured.get().rstrip("\n").encode()
+
+    def erased(self) -> bytes:
+        """Return what erases the bar, for the line that comes in its place."""
+        was, self._shown = self._shown, None
+        return b"" if was is None else self._ERASE
+
+    def ended(self) -> bytes:
+        """Return what erases the bar for good."""
+        erase = self.erased()
+        return erase + self._AND_UP if erase else b""
+
+
 class Display:
     """Shows a job while it is entered. None of its methods raises, and none waits but `drain` and the exit."""
 
@@ -68,8 +107,12 @@ class Display:
         quiet: bool,
         role: str = "",
         shown: ShownRanks = ALL_RANKS,
+        steps: int = 0,
     ) -> None:
-        """`role`: what the job is in a job of several roles, whose lines are between those of the others."""
+        """`role`: what the job is in a job of several roles, whose lines are between those of the others.
+
+        `steps`: how many the job will train, where that is known: on a terminal a bar shows them.
+        """
         self._role = role
         self._shown = shown
         self._who = f"midstep[{role}]: " if role else "midstep: "
@@ -79,6 +122,7 @@ class Display:
         self._follower = LogFollower(self._logs, self._show_line)
         self._job = JobFollower(run_directory, self._show)
         self._terminal = Terminal(stderr=True, soft_wrap=True)
+        self._bar = StepBar(steps, self._terminal)
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[Text] = queue.Queue(MAX_WAITING)
         self._dropped = 0
@@ -116,6 +160,8 @@ class Display:
         """Show what is left, within the limits of `Poller.finish`, and nothing afterwards."""
         self.drain()
         self._news.finish()
+        if gone := self._bar.ended():
+            self._errors.write(gone)
         logging.getLogger().handlers = self._log_handlers
         for output in (self._output, self._errors):
             output.close("the job is over")
@@ -158,6 +204,8 @@ class Display:
             return False
         said = self._show_waiting()
         self._job.look()
+        if bar := self._bar.drawn(self._job.committed):
+            self._errors.write(bar)
         return said
 
     def _show_waiting(self) -> bool:
@@ -177,7 +225,7 @@ class Display:
     def _show(self, text: Text) -> None:
         with self._terminal.capture() as captured:
             self._terminal.print(Text.assemble(self._who, text), end="")
-        self._errors.write(captured.get().encode(self._encoding, "backslashreplace"))
+        self._errors.write(self._bar.erased() + captured.get().encode(self._encoding, "backslashreplace"))
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -214,6 +262,7 @@ class JobFollower:
     """Compares the job's status with what it was at the last look."""
 
     def __init__(self, run_directory: Path, say: Callable[[Text], None]) -> None:
+        self.committed = 0  # steps, as of the last look
         self._run_directory = run_directory
         self._say = say
         self._phase = ""
@@ -227,6 +276,7 @@ class JobFollower:
         except (NoController, MidstepError):
             return
         if isinstance(reply, StatusReply):
+            self.committed = reply.status.committed
             self._compare(reply.status)
 
     def _compare(self, status: JobStatus) -> None:
