@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..controller.endpoints.control_requests import (
+    INJECTOR,
     ControlRequest,
     InjectRequest,
     KillNodeRequest,
@@ -39,7 +40,6 @@ FLIP_POINTS = {
 }
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
 ASK_S = 10.0
-INJECTOR = t.detector_address("inject")
 WHICH = "name where the fault is to be caused: either --rank R or --node NAME (see `midstep status`)."
 
 
@@ -120,8 +120,7 @@ def command(
     \b
     Only on the fake device (`midstep run --device fake`), at an injection point:
       memory-temporary, memory-persistent, memory-outside, suspect-memory, multi-bit, multi-bit-late, unsafe-tensor,
-      out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, task-queue-dead,
-      drop-device
+      out-of-memory, link-down, link-broken, link-up-fails, remote, hang-collective, task-queue-dead, drop-device
 
     Injection points of a step: forward, backward, collective, barrier, update, checkpoint; on Megatron reduction (of
     the gradients) and gather (of the parameters), too. Injection points of a recovery, for faults that come while
@@ -129,7 +128,8 @@ def command(
     ranks find it, or a peer that repeats the step, which is the point replay (docs/integrity.md). A slow rank is found
     by its own time of a step (docs/stragglers.md).
 
-    A device fault is reported as by a detector, and lasts until --recover ends it: see docs/faults.md.
+    A device fault is reported as by a detector, and lasts until --recover ends it: see docs/faults.md. A job whose
+    policy says `allow_inject: false` refuses all of it.
     JOB is a job's name, the beginning of one, or a job directory; without it, the latest job is meant.
 
     \b

@@ -16,10 +16,12 @@ from ..launch.directories import find_job
 from ..launch.reached_job import HereJob, JobElsewhere, ReachedJob, reached
 from ..protocol.errors import ConfigurationError
 from ..protocol.incidents import Incident, JobStatus
+from ..protocol.time_spent import TimeSpent
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
 from .ended_incidents import asked, incidents_after
 from .frame import Command, operator_options
+from .kept_forecast import kept_forecast
 from .numbers import INCIDENT
 from .views.incident_data import report_json
 
@@ -96,9 +98,9 @@ def command(
     if story:
         print_story(target, number)
     elif as_json:
-        echo_json(_json(report_json(status, incidents)))
+        echo_json(_json(report_json(status, incidents, kept_forecast(target))))
     else:
-        print_report(status, incidents)
+        print_report(status, incidents, kept_forecast(target))
 
 
 def report_group(directory: Path) -> None:
@@ -111,8 +113,9 @@ def report_group(directory: Path) -> None:
     for role in group.roles:
         if role.status is not None:
             echo(f"\n=== role {role.role}, attempt {role.attempt} ===")
-            status = load_status(Path(role.job_directory))
-            print_report(status, choose(status, None))
+            place = HereJob(Path(role.job_directory))
+            status = load_status(place.directory)
+            print_report(status, choose(status, None), kept_forecast(place))
 
 
 def load_status(job_directory: Path) -> JobStatus:
@@ -187,12 +190,12 @@ def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:
     return chosen
 
 
-def print_report(status: JobStatus, incidents: tuple[Incident, ...]) -> None:
+def print_report(status: JobStatus, incidents: tuple[Incident, ...], forecast: TimeSpent | None) -> None:
     """Print the report to standard output: colours on a terminal, plain text in a file or a pipe."""
     from .views.report_text import job_view
 
     width = min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 0)).columns))
-    show(job_view(status, incidents, width=width), width)
+    show(job_view(status, incidents, width=width, forecast=forecast), width)
 
 
 def show(view: RenderableType, width: int) -> None:

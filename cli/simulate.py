@@ -25,6 +25,7 @@ from ..testing.invariants import InvariantBroken
 from ..testing.simulation.world import simulate
 from .display.plain import echo, echo_json
 from .display.terminal import Terminal
+from .kept_forecast import keep_forecast
 from .numbers import HOURS, NODES, RANKS_OF_A_NODE, SEED, SPARES
 from .views.time_text import share_text, time_table
 from .views.wording import duration_text
@@ -77,6 +78,7 @@ class Duration(click.ParamType[float]):
 @click.option("--json", "json_file", metavar="FILE", type=click.Path(path_type=Path), help="Write JSON; -: print.")
 @click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="Draw it: .png, .svg or .pdf.")
 @click.option("--beside", metavar="JOB", help="Show where the time of a real job went beside the forecast.")
+@click.option("--keep", is_flag=True, help="With --beside: have status, report and page of the job show the forecast.")
 @click.option("--replay", metavar="SEED", type=SEED,
               help="Play a random small job of the test suite instead, and print its transcript.")  # fmt: skip
 def command(
@@ -94,6 +96,7 @@ def command(
     json_file: Path | None,
     picture: Path | None,
     beside: str | None,
+    keep: bool,
     replay: int | None,
 ) -> None:
     """Forecast what a policy would do about a month of faults.
@@ -105,6 +108,8 @@ def command(
     if replay is not None:
         _replay(replay)
         return
+    if keep and beside is None:
+        raise click.UsageError("--keep is for the forecast of a job: name it with --beside JOB.")
     so_far = None if beside is None else _time_of(beside)
     cluster = Cluster(nodes, ranks_per_node, spares, more_nodes)
     if cluster.ranks > MAX_RANKS:
@@ -123,6 +128,8 @@ def command(
             )
         outlook = _play(Forecast(policy, cluster, trace, hours=hours, seed=seed), hours)
         _write(outlook, json_file, picture)
+        if keep:
+            _keep(outlook, beside)
     except (PolicyError, ConfigurationError) as error:
         echo(str(error), err=True)
         sys.exit(EXIT_WRONG_FILE)
@@ -164,6 +171,13 @@ def _time_of(job: str) -> TimeSpent:
     if status.time is None:
         raise ConfigurationError(f"job {status.job} has not begun: there is nothing to show beside the forecast.")
     return status.time
+
+
+def _keep(outlook: Outlook, job: str | None) -> None:
+    """Keep the forecast with a job, as `midstep status` counts it. Raises MidstepError."""
+    from ..launch.reached_job import reached
+
+    echo(f"kept in {keep_forecast(reached(job, None, None), outlook.time)}", err=True)
 
 
 def _replay(seed: int) -> None:

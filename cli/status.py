@@ -14,8 +14,10 @@ from ..launch.reached_job import (
     reached,
 )
 from ..protocol.incidents import JobStatus
+from ..protocol.time_spent import TimeSpent
 from .display.plain import echo, echo_json
 from .frame import Command, operator_options
+from .kept_forecast import kept_forecast
 from .numbers import seconds
 
 _Look = TypeVar("_Look")
@@ -63,18 +65,20 @@ def command(
         _show(reached(job, controller, token_file), as_json, every_s if watch else None)
 
 
-def as_data(status: JobStatus, note: str) -> str:
-    """Return the status as one line of JSON, with `live` and, if it is not, `note`."""
-    data = {"live": not note, "note": note, **msgspec.to_builtins(status)}
+def as_data(status: JobStatus, note: str, forecast: TimeSpent | None = None) -> str:
+    """Return the status as one line of JSON, with `live` and, if it is not, `note`; and the forecast that was kept."""
+    foreseen = msgspec.to_builtins(forecast)
+    data = {"live": not note, "note": note, **msgspec.to_builtins(status), "forecast": foreseen}
     return msgspec.json.encode(data).decode()
 
 
 def _show(target: ReachedJob, as_json: bool, every_s: float | None) -> None:
     """Show how a job stands; again and again until it has ended, with `every_s`. Raises MidstepError."""
     looks = _looks(lambda: look(target), lambda found: found[0].exit_code is not None, every_s)
+    forecast = kept_forecast(target)
     if as_json:
         for status, note in looks:
-            echo_json(as_data(status, note))
+            echo_json(as_data(status, note, forecast))
         return
     from rich.console import Group
     from rich.text import Text
@@ -85,9 +89,11 @@ def _show(target: ReachedJob, as_json: bool, every_s: float | None) -> None:
         ((status, note),) = looks
         if note:
             echo(note, err=True)
-        _print((status_view(status),), refreshed=False)
+        _print((status_view(status, forecast),), refreshed=False)
         return
-    views = (Group(*([Text(note, style="yellow")] if note else []), status_view(status)) for status, note in looks)
+    views = (
+        Group(*([Text(note, style="yellow")] if note else []), status_view(status, forecast)) for status, note in looks
+    )
     _print(views, refreshed=True)
 
 

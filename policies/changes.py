@@ -28,6 +28,8 @@ FREE = (
 """These keys, and those below them, may change."""
 FIXED = ("deadlines.orders_s", "deadlines.stop_grace_s")
 """Those below them that may not: processes go by them."""
+FOR_GOOD = "allow_inject"
+"""The controller alone goes by it, but what an operator may lift is no limit for operators."""
 ABSENT = "-"
 
 
@@ -72,10 +74,13 @@ def obstacle(found: tuple[PolicyChange, ...]) -> str | None:
     fixed = [change.key for change in found if not may_change(change.key)]
     if not fixed:
         return None
+    they = "it" if len(fixed) == 1 else "them"
+    because = f"since processes that run go by {they}"
+    if fixed == [FOR_GOOD]:
+        because = "since it holds from the start of a job to its end"
     return (
-        f"{', '.join(fixed)} cannot change while the job runs, since processes that run go by "
-        f"{'it' if len(fixed) == 1 else 'them'}: start the job again with the new policy, or leave "
-        f"{'it' if len(fixed) == 1 else 'them'} as before"
+        f"{', '.join(fixed)} cannot change while the job runs, {because}: start the job again with the new policy, or "
+        f"leave {they} as before"
     )
 
 

@@ -387,6 +387,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[ValueRule, ...] = ()  # on values that the script reports, and what follows when one is broken
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
     notify: NotifyPolicy = NotifyPolicy()
+    allow_inject: bool = True  # false: no fault is caused on purpose while the job runs
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""

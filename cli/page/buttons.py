@@ -12,12 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from ...controller.endpoints.control_requests import (
+    ApplyPolicyRequest,
     ControlRequest,
     LeaveNodeRequest,
     Request,
     StopJobRequest,
     refusal_of,
 )
+from ...policies.schema import Policy
 from ...protocol import controls as c
 from ...protocol.compat import StrEnum
 from ...protocol.identities import Role
@@ -27,6 +29,7 @@ from ..numbers import seconds_in
 MOST_NAME = 64
 MOST_VALUE = 256
 _RUNGS = tuple(rung.value for rung in Rung if rung is not Rung.STOP)
+_SCOPES = ("job", "node", "rank")
 _FAULTS = ("kill", "stop", "raise", "exit", "hang", "kill_node")
 Value = Annotated[str, Meta(max_length=MOST_VALUE)]
 
@@ -59,6 +62,13 @@ class Press(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: Annotated[dict[Value, Value], Meta(max_length=4)] = {}
 
 
+class InForce(msgspec.Struct, frozen=True):
+    """The policy that a job goes by, after so many changes while it ran."""
+
+    policy: Policy
+    changes: int
+
+
 class Button(msgspec.Struct, frozen=True):
     """One control. `says`: what will happen, with the node or rank in braces. `paused`: only then, or only else."""
 
@@ -66,7 +76,7 @@ class Button(msgspec.Struct, frozen=True):
     label: str
     place: ButtonPlace
     says: str
-    request: Callable[[Mapping[str, str], str, str], Request]
+    request: Callable[[Mapping[str, str], str, str, InForce | None], Request]
     fields: tuple[FilledIn, ...] = ()
     role: Role = Role.OPERATOR
     paused: bool | None = None
@@ -76,8 +86,11 @@ class WrongPress(ValueError):
     """Raised for what is no button, and for values that do not fit; the text says what is wrong."""
 
 
-def request_of(press: Press, role: Role) -> Request:
-    """Return what is asked of the controller. Raises WrongPress, and PermissionError where the role may not."""
+def request_of(press: Press, role: Role, in_force: InForce | None = None) -> Request:
+    """Return what is asked of the controller. Raises WrongPress, and PermissionError where the role may not.
+
+    `in_force`: the policy that a change would be made to; None: it is not known here.
+    """
     button = next((each for each in BUTTONS if each.name == press.button), None)
     if button is None:
         raise WrongPress(f"there is no button {press.button!r}")
@@ -91,7 +104,7 @@ def request_of(press: Press, role: Role) -> Request:
     if not why or not press.by.strip():
         raise WrongPress("a name and a reason are needed")
     try:
-        request = button.request(press.values, f"{press.by.strip()}, {role} of the page", why)
+        request = button.request(press.values, f"{press.by.strip()}, {role} of the page", why, in_force)
         request = msgspec.convert(msgspec.to_builtins(request), type(request))  # within the bounds of the wire
     except (click.BadParameter, ValueError, msgspec.ValidationError) as error:
         raise WrongPress(getattr(error, "message", "") or str(error)) from error
@@ -117,12 +130,35 @@ def told_buttons(role: Role) -> list[dict[str, Any]]:
     ]
 
 
-def _control(make: Callable[[Mapping[str, str]], c.Control]) -> Callable[[Mapping[str, str], str, str], Request]:
-    return lambda values, by, why: ControlRequest(make(values), by, why)
+_Asks = Callable[[Mapping[str, str], str, str, InForce | None], Request]
 
 
-def _leave(*, at_once: bool) -> Callable[[Mapping[str, str], str, str], Request]:
-    return lambda values, by, why: LeaveNodeRequest(values["node"], by, why, at_once)
+def _control(make: Callable[[Mapping[str, str]], c.Control]) -> _Asks:
+    return lambda values, by, why, in_force: ControlRequest(make(values), by, why)
+
+
+def _leave(*, at_once: bool) -> _Asks:
+    return lambda values, by, why, in_force: LeaveNodeRequest(values["node"], by, why, at_once)
+
+
+def _limited(values: Mapping[str, str], by: str, why: str, in_force: InForce | None) -> Request:
+    """Change the limit of a budget, and nothing else of the policy in force."""
+    if in_force is None:
+        raise ValueError("the policy in force is not known here: open the page again")
+    ladder, rung, scope = in_force.policy.ladder, Rung(values["rung"]), f"per_{values['scope']}"
+    if in_force.policy.rung(rung) is None:
+        raise ValueError(f"the policy's ladder has no {rung}")
+    limit = _number(values["limit"], "limit")
+    changed = tuple(
+        each
+        if each.rung is not rung
+        else msgspec.structs.replace(each, budget=msgspec.structs.replace(each.budget, **{scope: limit}))
+        for each in ladder
+    )
+    policy = msgspec.structs.replace(in_force.policy, ladder=changed)
+    if policy == in_force.policy:
+        raise ValueError("that is the limit already")
+    return ApplyPolicyRequest(policy, in_force.changes + 1, by, why)
 
 
 def _lasting_s(values: Mapping[str, str]) -> int:
@@ -144,9 +180,12 @@ def _fault(values: Mapping[str, str]) -> c.Control:
 
 
 def _rank(values: Mapping[str, str]) -> int:
-    text = values["rank"]
+    return _number(values["rank"], "rank")
+
+
+def _number(text: str, what: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise ValueError("rank: a number")
+        raise ValueError(f"{what}: a number")
     return int(text)
 
 
@@ -191,7 +230,20 @@ BUTTONS = (
         ButtonPlace.JOB,
         "The job ends: a checkpoint is written where that is possible, then all its processes end. It can be "
         "resumed later. Pressed again, it does not wait for the checkpoint any more.",
-        lambda values, by, why: StopJobRequest(f"{why} ({by})"),
+        lambda values, by, why, in_force: StopJobRequest(f"{why} ({by})"),
+    ),
+    Button(
+        "budget",
+        "Set a budget",
+        ButtonPlace.LADDER,
+        "From the next decision on the rung may be taken so many times within the window of its budget, for the job, "
+        "on one node or for one rank. What is spent already stays spent. It is a change of the policy in force.",
+        _limited,
+        (
+            FilledIn("rung", "Rung", _RUNGS[1], _RUNGS),
+            FilledIn("scope", "For", _SCOPES[0], _SCOPES),
+            FilledIn("limit", "How many times"),
+        ),
     ),
     Button(
         "forbid",

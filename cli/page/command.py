@@ -29,6 +29,7 @@ from ...protocol.wording import count
 from ..bundle import bundle_of
 from ..display.plain import echo, log_to_stderr
 from ..frame import Command, operator_options
+from ..kept_forecast import kept_forecast
 from ..orders import ASK_S
 from ..what_if import can_create, policy_of
 from .jobs import JobAccess, JobList, PagedJobs, named_job
@@ -251,19 +252,18 @@ def looker(target: ReachedJob) -> Callable[[], Looked]:
     text, can_create_nodes = "" if policy is None else render(policy), can_create(target)
     newest: Checkpoint | None = None
     next_s = 0.0
-    told = -1  # changes of the policy, as of its text
+    told = -1  # how many changes of the policy are in its text
 
     def look_at() -> Looked:
         nonlocal newest, next_s, policy, text, told
         status, note = look(target)
         if not note and told != status.policy_changes:
-            with contextlib.suppress(MidstepError):  # it is asked again with the next change
+            with contextlib.suppress(MidstepError):  # it is asked again at the next look
                 policy = policy_of(target, is_live=True)
-                text = render(policy)
-            told = status.policy_changes
+                text, told = render(policy), status.policy_changes
         if checkpoints is not None and time.monotonic() >= next_s:
             newest, next_s = _newest(checkpoints), time.monotonic() + CHECKPOINT_S
-        return Looked(status, note, text, newest, policy, can_create_nodes)
+        return Looked(status, note, text, newest, policy, can_create_nodes, told, kept_forecast(target))
 
     return look_at
 

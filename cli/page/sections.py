@@ -16,7 +16,6 @@ from ...protocol.types import StandbyDepth
 from ...protocol.wording import numbers_text
 from ..views.causes import cause_line, level_text, place_text, report_groups
 from ..views.controls_text import record_text, standing
-from ..views.incident_data import time_json
 from ..views.report_text import outcome_line
 from ..views.time_text import MEANING
 from ..views.timeline import incident_end_s, phase_seconds
@@ -42,7 +41,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
 class Looked(msgspec.Struct, frozen=True):
     """One look at a job. `note`: why the status is not live. `policy`: its text, and `in_force` what it says.
 
-    `can_create_nodes`: None: that is not known here.
+    `can_create_nodes`: None: that is not known here. `changes`: how many while the job ran are in `in_force`; -1: that
+    is not known. `forecast`: the one that was kept with the job.
     """
 
     status: JobStatus
@@ -51,6 +51,8 @@ class Looked(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint | None = None
     in_force: Policy | None = None
     can_create_nodes: bool | None = None
+    changes: int = -1
+    forecast: TimeSpent | None = None
 
 
 class SectionWriter:
@@ -68,7 +70,7 @@ class SectionWriter:
             "head": _head(looked),
             "world": _world(status),
             "beat": _beat(status),
-            "time": _time(status),
+            "time": _time(status, looked.forecast),
             "budgets": [_budget(status, each) for each in status.budgets],
             "incidents": {
                 "ended": [words for _, words in self._ended.values()],
@@ -79,7 +81,7 @@ class SectionWriter:
             "operators": _operators(status),
             "reserves": _reserves(looked),
             "reported": [_reported(each) for each in status.reported],
-            "policy": {"text": looked.policy},
+            "policy": {"text": looked.policy, "injects": looked.in_force is None or looked.in_force.allow_inject},
         }
         return {name: msgspec.json.encode(part) for name, part in parts.items()}
 
@@ -178,10 +180,10 @@ def _named(values: Iterable[str]) -> tuple[list[str], list[tuple[int, int]]]:
     return [cell(name) for name in names], found
 
 
-def _time(status: JobStatus) -> dict[str, Any]:
-    spent = status.time
+def _time(status: JobStatus, forecast: TimeSpent | None) -> dict[str, Any]:
+    spent, foreseen = status.time, None if forecast is None else forecast.goodput
     if spent is None or spent.wall_s <= 0.0:
-        return {"goodput": None, "parts": [], "lately": [], "wall_s": 0.0}
+        return {"goodput": None, "parts": [], "lately": [], "wall_s": 0.0, "forecast": foreseen}
     parts = [
         {
             "name": str(each),
@@ -193,7 +195,8 @@ def _time(status: JobStatus) -> dict[str, Any]:
         if spent.seconds.get(each, 0.0) > 0.0
     ]
     lately = [{"window": _window(each), "goodput": each.goodput} for each in status.time_lately]
-    return {"goodput": time_json(spent)["goodput"], "parts": parts, "lately": lately, "wall_s": spent.wall_s}
+    told = {"goodput": spent.goodput, "parts": parts, "lately": lately, "wall_s": spent.wall_s}
+    return {**told, "forecast": foreseen}
 
 
 def _window(spent: TimeSpent) -> str:

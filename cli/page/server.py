@@ -25,7 +25,7 @@ from ...controller.endpoints.control_requests import Request as OperatorRequest
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.identities import Role
 from ..what_if import lines, what_if
-from .buttons import Press, WrongPress, request_of, told_buttons
+from .buttons import InForce, Press, WrongPress, request_of, told_buttons
 from .jobs import Ask, OpenJob, PagedJobs
 from .limits import MOST_CONNECTIONS, BoundedProtocol, Guard
 from .sections import node_data
@@ -209,7 +209,7 @@ class Page:
         if not self._sessions.may_press(time.monotonic()):
             return _told("too many presses: wait some seconds", 429)
         try:
-            asked = request_of(await _press_in(request), session.role)
+            asked = request_of(await _press_in(request), session.role, _in_force(job))
         except (msgspec.MsgspecError, WrongPress, UnicodeError) as error:
             return _told(f"nothing was done: {error}", 400)
         except PermissionError as error:
@@ -304,6 +304,14 @@ async def _body(request: Request, most: int) -> bytes | None:
         if len(body) > most:
             return None
     return body
+
+
+def _in_force(job: OpenJob) -> InForce | None:
+    """Return the policy that a job goes by, as it was seen last."""
+    looked = job.live.looked
+    if looked is None or looked.in_force is None or looked.changes < 0:
+        return None
+    return InForce(looked.in_force, looked.changes)
 
 
 async def _press_in(request: Request) -> Press:

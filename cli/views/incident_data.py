@@ -84,7 +84,9 @@ def reasons(incident: Incident) -> list[str]:
     return said
 
 
-def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str, Any]:
+def report_json(
+    status: JobStatus, incidents: tuple[Incident, ...], forecast: TimeSpent | None = None
+) -> dict[str, Any]:
     """Return what `midstep report --json` prints: the job, the chosen incidents, the budgets, where the time went."""
     return {
         "job": status.job,
@@ -103,6 +105,7 @@ def report_json(status: JobStatus, incidents: tuple[Incident, ...]) -> dict[str,
         "controls": [msgspec.to_builtins(record) for record in status.controls.records],
         "time": None if status.time is None else time_json(status.time),
         "time_lately": [time_json(spent) for spent in status.time_lately],
+        "forecast": None if forecast is None else time_json(forecast),
     }
 
 

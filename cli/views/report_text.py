@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.incidents import BudgetUse, ControllerPhase, ControllerStatus, Incident, JobStatus, Outcome
+from ...protocol.time_spent import TimeSpent
 from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
 from ...protocol.wording import FAULT_WORDS, numbers_text, one_line, ranks_text
 from . import wording
@@ -226,8 +227,10 @@ def _ended_lines(incident: Incident) -> list[Text]:
     return [Text(reason, style=style)] if reason else []
 
 
-def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) -> RenderableType:
-    """Return the report of the chosen incidents of a job, at most `width` columns wide."""
+def job_view(
+    status: JobStatus, incidents: tuple[Incident, ...], *, width: int, forecast: TimeSpent | None = None
+) -> RenderableType:
+    """Return the report of the chosen incidents of a job, at most `width` columns wide. `forecast`: as it was kept."""
     parts: list[RenderableType] = [job_line(status), summary_line(status), *hold_lines(status)]
     if len(incidents) > 1:
         parts.extend((Text(""), overview(incidents, status.at_s)))
@@ -239,7 +242,7 @@ def job_view(status: JobStatus, incidents: tuple[Incident, ...], *, width: int) 
     parts.append(budget_table(status))
     records = [*rule_lines(status), *record_lines(status, len(status.controls.records))]
     parts.extend((Text(""), *records) if records else ())
-    time = time_view(status)
+    time = time_view(status, forecast)
     parts.extend((Text(""), *time) if time else ())
     return Group(*parts)
 

@@ -11,6 +11,7 @@ from ...launch.reached_job import GroupLook, RoleLook
 from ...policies.fault_codes import TREATMENTS, Treatment
 from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, RankStatus, StandingFault
 from ...protocol.reports import PreparedProcesses
+from ...protocol.time_spent import TimeSpent
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
 from ...protocol.wording import nodes_text, numbers_text, one_line, ranks_text
 from .controls_text import record_lines, rule_lines, standing_lines
@@ -39,9 +40,10 @@ _STYLES = {"running": "green", "stopping": "yellow", "ended": "dim"}
 _RESTARTS = 5
 
 
-def status_view(status: JobStatus) -> RenderableType:
-    """Return the status as text; the first line is what the job is doing."""
-    parts: list[RenderableType] = [job_line(status), _figures(status), *time_line(status), summary_line(status)]
+def status_view(status: JobStatus, forecast: TimeSpent | None = None) -> RenderableType:
+    """Return the status as text; the first line is what the job is doing. `forecast`: where one was kept with it."""
+    time = time_line(status, forecast)
+    parts: list[RenderableType] = [job_line(status), _figures(status), *time, summary_line(status)]
     parts += [
         *copy_lines(status),
         *vote_lines(status),

@@ -34,14 +34,19 @@ def share_text(share: float | None) -> str:
     return ABSENT if share is None else f"{100 * share:.1f} %"
 
 
-def time_line(status: JobStatus) -> list[Text]:
-    """Return the goodput since the start and lately, and what most of the rest went to; nothing before the start."""
+def time_line(status: JobStatus, forecast: TimeSpent | None = None) -> list[Text]:
+    """Return the goodput since the start and lately, and what most of the rest went to; nothing before the start.
+
+    `forecast`: the one that was kept with the job.
+    """
     spent = status.time
     if spent is None or spent.wall_s <= 0.0:
         return []
     if spent.goodput is None:
         return [Text("goodput: not known, no rank has trained in a train function that midstep watches", style="dim")]
-    text = Text("goodput ").append(share_text(spent.goodput), style="bold").append(f" of {duration_text(spent.wall_s)}")
+    foreseen = "" if forecast is None else f"forecast {share_text(forecast.goodput)}, so far "
+    text = Text(f"goodput {foreseen}").append(share_text(spent.goodput), style="bold")
+    text.append(f" of {duration_text(spent.wall_s)}")
     lately = [f"{share_text(each.goodput)} of the last {_window_text(each)}" for each in status.time_lately]
     text.append(f" ({', '.join(lately)})" if lately else "")
     rest = sorted(
@@ -54,8 +59,11 @@ def time_line(status: JobStatus) -> list[Text]:
     return [text]
 
 
-def time_view(status: JobStatus) -> list[Table | Text]:
-    """Return the table of where the time went, and the share that was productive in the last 30 days."""
+def time_view(status: JobStatus, forecast: TimeSpent | None = None) -> list[Table | Text]:
+    """Return the table of where the time went, and the share that was productive in the last 30 days.
+
+    `forecast`: the one that was kept with the job; its times are of another length, its shares say the same.
+    """
     spent = status.time
     if spent is None or spent.wall_s <= 0.0:
         return []
@@ -65,7 +73,9 @@ def time_view(status: JobStatus) -> list[Table | Text]:
     line.append(share_text(month.goodput), style="bold")
     if spent.goodput is None:
         line.append(" (no rank has trained in a train function that midstep watches)", style="dim")
-    return [time_table({"time": spent}), line]
+    columns = {"time": spent} if forecast is None else {"time": spent, "forecast": forecast}
+    line.append("" if forecast is None else f" (forecast {share_text(forecast.goodput)})")
+    return [time_table(columns), line]
 
 
 def time_table(columns: Mapping[str, TimeSpent]) -> Table:

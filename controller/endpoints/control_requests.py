@@ -11,13 +11,14 @@ import msgspec
 
 from ...policies.schema import Policy
 from ...protocol.bounds import Count, Name, Text
-from ...protocol.controls import MOST_FAILOVER_S, Control, LeadControl, Why
+from ...protocol.controls import MOST_FAILOVER_S, Control, InjectFault, LeadControl, Why
 from ...protocol.errors import MidstepError
 from ...protocol.identities import Role
 from ...protocol.incidents import ControllerPhase, Incident, JobStatus
-from ...protocol.types import ArmedFault, FaultReport
+from ...protocol.types import ArmedFault, FaultReport, detector_address
 
 MOST_PAUSED_S = MOST_FAILOVER_S
+INJECTOR = detector_address("inject")  # in whose name a fault is reported that nothing has seen
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True):
@@ -229,6 +230,15 @@ def right_of(request: Request) -> Right:
     """Return what a request takes. A control of the lead takes more than the others."""
     leads = isinstance(request, ControlRequest) and isinstance(request.control, LeadControl)
     return Right(Role.ADMIN, "say which controller leads") if leads else RIGHTS[type(request)]
+
+
+def is_injection(request: Request) -> bool:
+    """Tell whether a request causes a fault on purpose, or reports one that is made up."""
+    if isinstance(request, ControlRequest):
+        return isinstance(request.control, InjectFault)
+    if isinstance(request, ReportFaultRequest):
+        return request.report.seen_by == INJECTOR
+    return isinstance(request, InjectRequest | KillNodeRequest)
 
 
 def refusal_of(role: Role, request: Request) -> Refused | None:

@@ -54,6 +54,12 @@ from .control_requests import (
     StatusRequest,
     StopJobRequest,
     StoryRequest,
+    is_injection,
+)
+
+NO_INJECTION = (
+    "the policy of this job allows no faults on purpose (allow_inject: false), and that cannot change while it runs. "
+    "Try it on a job whose policy allows it"
 )
 
 
@@ -101,7 +107,8 @@ class RequestHandler:
         if isinstance(request, StoryRequest):
             self._tell(request, answer)
             return None
-        begun = self._begun(request, role, status)
+        forbidden = is_injection(request) and not self._policy().allow_inject
+        begun = Refused(NO_INJECTION) if forbidden else self._begun(request, role, status)
         if not isinstance(begun, Reply):
             return begun
         answer(begun)

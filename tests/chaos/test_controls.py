@@ -95,6 +95,7 @@ def test_a_checkpoint_is_written_and_a_rung_that_is_forbidden_is_not_taken(
 
 SMALL = {
     **ROOMY,
+    "allow_inject": False,
     "ladder": [
         {"rung": "retry_step", "attempts": 3, "budget": {"per_job": 1000, "window_s": 0.0}},
         {"rung": "recover_in_place", "attempts": 3, "budget": {"per_job": 1, "window_s": 0.0}},
@@ -106,7 +107,10 @@ SMALL = {
 def test_a_budget_is_raised_while_the_job_runs_and_the_next_controller_goes_by_it(
     start_job: StartJob, undisturbed: Record
 ) -> None:
-    """The second kill is one too many for the first policy, which has no other rung left but the stop."""
+    """The second kill is one too many for the first policy, which has no other rung left but the stop.
+
+    What the policy forbids stays forbidden: a fault on purpose is refused, and so is the change that would allow it.
+    """
     job = start_job(policy=SMALL, step_s=STEP_S, gates=[FIRST, SECOND], **ONE_NODE)
     job.held_at(FIRST)
     victim = job.rank_process(3)
@@ -122,6 +126,12 @@ def test_a_budget_is_raised_while_the_job_runs_and_the_next_controller_goes_by_i
     assert "stall.factor cannot change while the job runs" in fixed.output
     psutil.Process(job.controller_pid()).kill()
     job.until(lambda status: status.term == 2 and status.policy_changes == 1, "the next controller")
+    for words in (["--rank", "1"], ["--rank", "1", "--why", WHY], ["--node", "node0"]):
+        refused = CliRunner().invoke(main, ["inject", str(job.directory), *words])
+        assert refused.exit_code != 0
+        assert "allows no faults on purpose (allow_inject: false)" in " ".join(refused.output.split())
+    lifted = CliRunner().invoke(main, ["policy", "set", str(job.directory), "allow_inject=true", "--why", WHY, "--yes"])
+    assert "allow_inject cannot change while the job runs" in lifted.output
     victim = job.rank_process(2)
     job.open_gate(SECOND)
     victim.kill()

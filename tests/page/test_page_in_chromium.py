@@ -21,12 +21,16 @@ from click.testing import CliRunner
 from midstep.cli.main import main
 from midstep.cli.page.sections import Checkpoint, Looked
 from midstep.controller.time_account import time_spent
+from midstep.policies.schema import Policy
+from midstep.protocol.identities import Role
 from midstep.protocol.incidents import BudgetUse, JobStatus, NodeStatus, RankStatus
 from midstep.protocol.rank_logs import output_log
 from midstep.protocol.time_spent import TimeCategory
+from midstep.protocol.token import FullToken, parse_token
 
 from ..chaos.jobs import Job
-from ..contract.served_page import serving
+from ..chaos.joined import MIDSTEP, JoinedJob, write_token
+from ..contract.served_page import ROLES, Asks, serving
 from ..unit.test_page_sentence import BEGAN_S, killed, status
 
 CHROMIUM = shutil.which("chromium") or ""
@@ -110,10 +114,10 @@ def large(**changes: Any) -> JobStatus:
 
 @contextmanager
 def paged(
-    directory: Path, port: int = 0, role: str = "viewer", home: Path | None = None
+    *job: Path | str, port: int = 0, role: str = "viewer", home: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `midstep page`; yield the process and its address, which is the one with a key where the role has buttons."""
-    command = [sys.executable, "-m", "midstep.cli.main", "page", str(directory), "--listen", f":{port}", "--role", role]
+    command = [sys.executable, "-m", "midstep.cli.main", "page", *map(str, job), "--listen", f":{port}", "--role", role]
     environment = dict(os.environ) if home is None else {**os.environ, "MIDSTEP_HOME": str(home)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -163,7 +167,7 @@ def test_a_real_job_is_seen_through_an_incident(browser: Any, job: Job) -> None:
 def test_all_jobs_are_in_one_list_and_each_opens(browser: Any, job: Job) -> None:
     """One that trains, one that has ended, those of a job of roles; back to the list, and on a phone."""
     home = job.directory.parent
-    with paged(Path("--all"), role="operator", home=home) as (_, address):
+    with paged("--all", role="operator", home=home) as (_, address):
         context = browser.new_context(**PHONE)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
@@ -208,7 +212,7 @@ def test_a_connection_that_is_lost_is_found_again(browser: Any, job: Job) -> Non
         process.send_signal(signal.SIGINT)
         until(page, "#connection", "connection lost")
         process.wait(60)
-        with paged(job.directory, int(address.rstrip("/").rpartition(":")[2])):
+        with paged(job.directory, port=int(address.rstrip("/").rpartition(":")[2])):
             page.wait_for_selector("#connection[data-live=yes]")
 
 
@@ -305,7 +309,7 @@ def test_a_viewer_logs_in(browser: Any) -> None:
 class Operator:
     """A person at the page of a job who presses its buttons."""
 
-    def __init__(self, page: Any, job: Job) -> None:
+    def __init__(self, page: Any, job: Job | JoinedJob) -> None:
         self._page, self._job = page, job
         page.wait_for_selector("#job-buttons button")
 
@@ -378,6 +382,8 @@ def test_what_is_pressed_happens_to_the_job_and_is_told(browser: Any, job: Job) 
         person.press("forbid", rung="recover_in_place", **{"for": "2h"})
         job.until(lambda told: [each.rung for each in told.controls.rungs] == ["recover_in_place"], "it is forbidden")
         until(page, "#standing", "recover_in_place is not taken for")
+        person.press("budget", rung="reschedule_pod", scope="job", limit="6")
+        until(page, "#budgets", "reschedule_pod per job: 0 of 6")
         person.press("force", rung="recover", **{"for": "2h"})
         person.press("allow")
         job.until(lambda told: not told.controls.rungs, "all are allowed")
@@ -393,6 +399,7 @@ def test_what_is_pressed_happens_to_the_job_and_is_told(browser: Any, job: Job) 
         "train on",
         "save now",
         "forbid recover_in_place for 7200 s",
+        "change the policy: ladder.reschedule_pod.budget.per_job: 5 -> 6",
         "begin at recover for 7200 s",
         "allow all rungs",
         "let no standby take over for 600 s",
@@ -422,6 +429,79 @@ def test_nodes_and_ranks_are_left_released_restarted_and_hurt_by_a_click(browser
         picture(page, "node-buttons", whole=False)
         page.keyboard.press("Escape")
         assert page.locator("[data-button=promote]").count() == 0
+
+
+def test_a_policy_that_allows_no_faults_on_purpose_leaves_that_button_out(browser: Any) -> None:
+    """And a press that comes all the same is for the controller to refuse."""
+    looked = Looked(status(), in_force=Policy(allow_inject=False))
+    with serving(lambda: looked, others=ROLES, ask=Asks()) as port:
+        context = browser.new_context(**DESK)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(f"http://127.0.0.1:{port}/login#{ROLES[0][1]}")
+        page.wait_for_selector("#job-buttons button")
+        until(page, "#headline", "Training")
+        page.locator("#map").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#node[open] [data-button=restart]", state="visible")
+        assert page.locator("#node [data-button=inject]").count() == 2
+        assert page.locator("#node [data-button=inject]:visible").count() == 0
+        context.close()
+
+
+HELD_AT, KILLED_AT = 5, 40
+
+
+def test_the_page_of_a_job_elsewhere_is_as_that_of_one_here(browser: Any, tmp_path: Path) -> None:
+    """With nothing of the job where the page is, and the token of an operator: seen, hurt by a click, and recovered.
+
+    The token of a viewer gives nobody more than that.
+    """
+    job, home = JoinedJob(tmp_path, ranks_per_node=1), tmp_path / "nothing"
+    try:
+        for step in (HELD_AT, KILLED_AT):
+            job.gate(step).touch()
+        for name in ("a", "b"):
+            job.start("--node", name)
+        job.held_at(HELD_AT)
+        whole = parse_token(job.token.read_text(), "its file")
+        assert isinstance(whole, FullToken)
+        for role in (Role.VIEWER, Role.OPERATOR):
+            write_token(tmp_path / role, whole.for_role(job.name, role))
+        where = (job.name, "--controller", job.endpoint, "--token-file")
+        command = (*MIDSTEP, "page", *where, str(tmp_path / Role.VIEWER), "--listen", ":0", "--role", "operator")
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+        assert refused.returncode != 0
+        assert "nobody can be operator on it" in " ".join(refused.stderr.split())
+
+        with (
+            paged(*where, str(tmp_path / Role.OPERATOR), role="operator", home=home) as (_, address),
+            opened(browser, address, DESK) as page,
+        ):
+            until(page, "#headline", "Training")
+            assert page.locator("#job").inner_text() == job.name
+            page.locator("#policy-title + details summary").click()
+            until(page, "#policy", "allow_inject: true")
+            page.locator("#policy-title + details summary").click()
+            person = Operator(page, job)
+            person.press("acknowledge", why="seen from afar")
+            until(page, "#records", "seen from afar")
+            job.gate(HELD_AT).unlink()
+            job.held_at(KILLED_AT)
+            known = job.status()
+            assert known is not None
+            person.press_at(known.ranks[1].node, "inject", 1, do="kill")
+            page.wait_for_selector("#incident-1")
+            page.locator("#incident-1 summary").click()
+            assert "recover_in_place" in page.locator("#incident-1").inner_text()
+            picture(page, "elsewhere")
+        job.gate(KILLED_AT).unlink()
+        assert [job.wait(number) for number in range(2)] == [0, 0], job.said()
+        (record, _) = job.report()["controls"]
+        assert (record["asked"]["by"], record["asked"]["role"]) == ("ann, operator of the page", "operator")
+    finally:
+        job.close()
 
 
 def test_the_log_of_a_rank_is_read_live_and_that_of_its_process_before(browser: Any, job: Job) -> None:

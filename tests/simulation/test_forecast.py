@@ -8,10 +8,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from midstep.cli.kept_forecast import kept_forecast
 from midstep.cli.main import main
+from midstep.controller.time_account import time_spent
 from midstep.forecast.fault_trace import FaultTrace, Kind, Model, TimedFault, faults_of, load_trace
 from midstep.forecast.forecast import Cluster, Forecast
 from midstep.forecast.outlook import Loss, Outlook
+from midstep.launch.reached_job import HereJob
 from midstep.policies.schema import (
     Budget,
     CheckpointPolicy,
@@ -23,6 +26,7 @@ from midstep.policies.schema import (
     default_policy,
 )
 from midstep.protocol.errors import PolicyError
+from midstep.protocol.time_spent import TimeCategory
 from midstep.protocol.types import FaultLevel, RestoreSource, Rung
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "faults.yaml"
@@ -250,10 +254,29 @@ def test_the_command_writes_tables_json_and_a_picture(tmp_path: Path) -> None:
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_forecast_is_shown_beside_a_real_job_and_kept_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `midstep status` counts it."""
+    job = tmp_path / "gpt"
+    job.mkdir()
+    (job / "journal.sqlite").touch()
+    so_far = time_spent(0.0, 100.0, {TimeCategory.TRAINING: 98.9, TimeCategory.START: 1.1}, trained=True)
+    monkeypatch.setattr("midstep.cli.simulate._time_of", lambda beside: so_far)
+    done = run("--nodes", "2", "--mtbf", "12h", "--hours", "100", "--beside", str(job), "--keep")
+    assert done.exit_code == 0, done.output
+    kept = kept_forecast(HereJob(job))
+    assert kept is not None
+    assert kept.goodput is not None
+    assert f"forecast {100 * kept.goodput:.1f} %, so far 98.9 %" in done.output
+    assert sum(kept.seconds.values()) == pytest.approx(kept.wall_s, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
         ((), "nothing goes wrong", 2),
+        (("--mtbf", "3h", "--keep"), "name it with --beside JOB", 2),
         (("--mtbf", "3 hours"), "is not a duration", 2),
         (("--mtbf", "3h", "--nodes", "60000", "--ranks-per-node", "8"), "more than 200000 ranks", 2),
         (("--mtbf", "3h", "--faults", "/nowhere.yaml"), "/nowhere.yaml", 1),

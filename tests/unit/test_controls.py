@@ -1,31 +1,37 @@
 """Controls of operators: what the machine orders, what it refuses, and what outlives a takeover."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from midstep.cli.inject import report_of
 from midstep.cli.views.report_text import summary_line
 from midstep.controller.endpoints.control_requests import (
     Accepted,
     ControlRequest,
+    InjectRequest,
+    KillNodeRequest,
     LeaveNodeRequest,
     PauseFailoverRequest,
     PromoteRequest,
     Refused,
+    ReportFaultRequest,
     refusal_of,
 )
-from midstep.controller.endpoints.request_handler import RequestHandler
+from midstep.controller.endpoints.request_handler import NO_INJECTION, RequestHandler
 from midstep.controller.recovery.events import ControlAnswered, ControllerStarted, ControlRequested, StopRequested
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
 from midstep.controller.switchover import Switchover
+from midstep.policies.changes import changes, obstacle
 from midstep.policies.schema import Policy
 from midstep.protocol import controls as c
 from midstep.protocol.identities import Role
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import ArmFault, FaultReported, Quiesce, Rejoin, SaveCheckpoint, StartProcess
-from midstep.protocol.types import ArmedFault, FaultAction, RestoreSource, Rung
+from midstep.protocol.types import ArmedFault, FaultAction, RestoreSource, Rung, detector_address
 from midstep.testing.fake_cluster import FakeCluster, job, only
 
 from .test_draining import BOUNDARY, stopped
@@ -357,3 +363,40 @@ def test_what_is_for_the_controllers_to_do_is_written_down_and_left_to_them(
     request = ControlRequest(control, "ann", "her machine is serviced")
     assert refusal_of(Role.OPERATOR, request) is not None
     assert refusal_of(Role.ADMIN, request) is None
+
+
+# --- faults on purpose ------------------------------------------------------------------------------------------------
+
+KILL = ArmedFault(1, FaultAction.KILL)
+MADE_UP = report_of("RestartNPU", 1, None, None)
+SEEN = ReportFaultRequest(msgspec.structs.replace(MADE_UP.report, seen_by=detector_address("other")))
+
+
+@pytest.mark.parametrize(
+    ("request_", "refused"),
+    [
+        (InjectRequest(KILL), True),
+        (KillNodeRequest("node1"), True),
+        (ControlRequest(c.InjectFault(KILL), "ann", "to see it"), True),
+        (MADE_UP, True),
+        (SEEN, False),
+        (ControlRequest(c.RestartRank(1), "ann", "it is slow"), False),
+    ],
+)
+def test_a_policy_that_allows_no_faults_on_purpose_has_each_way_refused(
+    cluster: FakeCluster, request_: Any, refused: bool
+) -> None:
+    """What a detector has seen is taken in as ever, and so are other controls. The default policy allows it."""
+    for allowed in (True, False):
+        replies: list[Any] = []
+        handler = RequestHandler(cluster.job, Switchover(), policy=partial(Policy, allow_inject=allowed))
+        event = handler.begin(request_, "operator", lambda: cluster.machine.status(cluster.now), replies.append)
+        assert (event is None) == (refused and not allowed)
+        assert [reply.reason for reply in replies] == ([NO_INJECTION] if event is None else [])
+    assert Policy().allow_inject
+
+
+def test_no_operator_may_lift_that_limit_while_the_job_runs() -> None:
+    why = obstacle(changes(Policy(allow_inject=False), Policy()))
+    assert why is not None
+    assert why.startswith("allow_inject cannot change while the job runs, since it holds from the start of a job")

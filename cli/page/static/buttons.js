@@ -6,7 +6,7 @@ import { byId, made, ofJob, say } from "./made.js";
 const PLACES = ["job", "ladder", "controllers"];
 const NAME = "midstep-name"; // in the browser's own memory, to be offered again
 let known = { role: "viewer", proof: "", buttons: [] };
-let isPaused = false, hasEnded = false;
+let isPaused = false, hasEnded = false, injects = true;
 let press = null; // what the dialog is about
 
 export async function loadButtons() {
@@ -35,14 +35,16 @@ export function buttonsAt(place, about) {
   return all;
 }
 
-export function stands({ paused, ended }) {
-  isPaused = paused ?? isPaused;
-  hasEnded = ended ?? hasEnded;
+export function stands(told) {
+  isPaused = told.paused ?? isPaused;
+  hasEnded = told.ended ?? hasEnded;
+  injects = told.injects ?? injects;
   document.querySelectorAll("[data-button]").forEach(fit);
 }
 
 function fit(button) {
-  button.hidden = hasEnded || (button.dataset.paused !== undefined && button.dataset.paused !== String(isPaused));
+  const refused = button.dataset.button === "inject" && !injects; // by the policy
+  button.hidden = hasEnded || refused || (button.dataset.paused !== undefined && button.dataset.paused !== String(isPaused));
 }
 
 function ask(button, about) {

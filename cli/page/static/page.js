@@ -42,6 +42,7 @@ const SHOWN = {
   time(time) {
     say("goodput", percent(time.goodput));
     say("lately", time.lately.map((each) => `${percent(each.goodput)} of the ${each.window}`).join(", ") || `of ${duration(time.wall_s)}`);
+    say("forecast", time.forecast === null ? "" : `forecast ${percent(time.forecast)}`);
     let at = 0;
     const bars = time.parts.map((part) => {
       const bar = drawn("rect", { x: at, y: 0, width: 100 * part.share, height: 12, fill: paint(part.name) });
@@ -92,6 +93,7 @@ const SHOWN = {
     byId("records").replaceChildren(...rows);
   },
   policy(policy) {
+    stands({ injects: policy.injects });
     say("policy", policy.text || "It lies with the job, on the machine that runs it.");
   },
 };
