@@ -93,8 +93,8 @@ def chain_of(error: BaseException) -> tuple[Link, ...]:
 def classify(chain: Sequence[Link], patterns: Sequence[Pattern], *, retry_unknown: bool = False) -> Finding:
     """Return what an exception means: the first pattern that fits it, else one that fits its cause, else unknown.
 
-    With `retry_unknown` the process may mend an unknown one by repeating the step, unless midstep itself has raised it:
-    what it refuses once it refuses again.
+    What midstep itself refuses as wrong settings it refuses again, in any process. With `retry_unknown` the process may
+    mend an unknown exception by repeating the step, unless it is one of midstep's.
     """
     for link in chain:
         for pattern in patterns:
@@ -111,6 +111,10 @@ def classify(chain: Sequence[Link], patterns: Sequence[Pattern], *, retry_unknow
                     time_us=found.time_us,
                     locate=fault is not None and fault.locate,
                 )
+    for link in chain:
+        if {errors.ConfigurationError.__name__, errors.MidstepError.__name__} <= {*link.types}:
+            meaning = "what the script or the policy asks for cannot be done"
+            return Finding("refused", FaultKind.REFUSED, FaultLevel.SOFTWARE, False, meaning, link.text)
     kind, text = ("an exception", "") if not chain else (chain[0].types[0], chain[0].text)
     return Finding(
         pattern=UNKNOWN,
@@ -132,7 +136,7 @@ def reaction(finding: Finding, *, collateral: bool) -> Reaction:
         return Reaction.REPORT
     if collateral and finding.kind not in _OWN:
         return Reaction.WAIT
-    if finding.kind is None or finding.kind is FaultKind.COMMUNICATION:
+    if finding.kind in {None, FaultKind.COMMUNICATION, FaultKind.REFUSED}:
         return Reaction.REPORT
     return Reaction.LEAVE
 

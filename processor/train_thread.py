@@ -442,9 +442,11 @@ class ExceptionPolicy:
             runtime.debug_log.note("an exception that follows from being interrupted; it is not reported", error)
             return what_now
         detail = f"{finding.text} ({finding.meaning})" if finding.known else "".join(traceback.format_exception(error))
+        if finding.kind is FaultKind.REFUSED:
+            detail = finding.text
         if what_now is exceptions.Reaction.REPORT:
             runtime.debug_log.note(f"reported, and this process stays alive: {finding.text} ({finding.meaning})", error)
-        if what_now is exceptions.Reaction.LEAVE or not finding.known:
+        if what_now is exceptions.Reaction.LEAVE or not finding.known or finding.kind is FaultKind.REFUSED:
             show_once(error)  # before it is reported: a process that is to be replaced may be killed at once
         kind = finding.kind or FaultKind.COMMUNICATION  # stopped, and not by midstep
         runtime.report_fault(kind, detail, finding.level, mendable=finding.mendable, trusted_step=spread)

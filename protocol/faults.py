@@ -27,6 +27,7 @@ class FaultKind(StrEnum):
     """A kind of fault, as it was seen."""
 
     EXCEPTION = "exception"  # the train function raised
+    REFUSED = "refused"  # midstep refuses something that the script asks for, and would refuse it again
     EXIT = "exit"  # the process ended
     STALL = "stall"  # the step clock stands still
     COMMUNICATION = "communication"  # a collective failed, and no rank is known to be at fault

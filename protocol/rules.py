@@ -13,7 +13,7 @@ from .bounds import Count, Name, Seconds, Text
 from .compat import StrEnum
 
 MOST_RULES = 64
-DO_NOT_REQUEUE = 79  # the exit code of a job that a rule has stopped: the same again would end the same way
+DO_NOT_REQUEUE = 79  # the exit code of a job that a rule or a refusal has stopped: the same again would end so again
 RuleName = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
 
 

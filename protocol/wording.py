@@ -21,6 +21,7 @@ class FaultWords(NamedTuple):
 
 FAULT_WORDS = {
     FaultKind.EXCEPTION: FaultWords("exception", "raised an exception"),
+    FaultKind.REFUSED: FaultWords("refused", "asks for something that midstep refuses"),
     FaultKind.EXIT: FaultWords("process ended", "ended"),
     FaultKind.STALL: FaultWords("stall", "stopped making progress"),
     FaultKind.COMMUNICATION: FaultWords("collective failed", "had a collective fail"),

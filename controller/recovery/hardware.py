@@ -13,10 +13,12 @@ import msgspec
 from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
 from ...policies.schema import SubHealthAction
 from ...protocol.messages import FaultReported
+from ...protocol.rules import DO_NOT_REQUEUE
 from ...protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel, FaultReport
+from ...protocol.wording import faults_text, one_line
 from . import topic as do
 from .orders import settle
-from .state import JobState, Phase
+from .state import OVER, JobState, Phase
 from .topic import ALIVE, Deadline, Recs, Row, Topic
 from .world import NodeState
 
@@ -27,9 +29,20 @@ def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
         return [do.CountWrong(report)]
     if report.kind is FaultKind.RULE:  # nothing is at fault
         return [do.RuleBroken(report)]
+    if report.kind is FaultKind.REFUSED:
+        return _refused(state, report)
     if report.kind in {FaultKind.SLOW, FaultKind.SLOW_INPUT} and report.seen_by == CONTROLLER:
         return [do.JudgeSlowness(report)]
     return _sort_out(state, do.SortOut(report))
+
+
+def _refused(state: JobState, report: FaultReport) -> Recs:
+    """End the job: another process would ask for the same thing, and be refused as well."""
+    if state.phase in OVER:
+        state.ignore("refusal while the job is saved")
+        return None
+    state.remember(report)
+    return [do.StopNow(f"{faults_text([report])}: {one_line(report.detail)}", DO_NOT_REQUEUE)]
 
 
 def _sort_out(state: JobState, rec: do.SortOut) -> Recs:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from midstep.protocol.rules import DO_NOT_REQUEUE
 from midstep.protocol.types import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 
 from .comparing import finish
@@ -143,7 +144,7 @@ def test_processes_that_are_lost_in_audited_steps_come_back_as_ever(start_job: S
 def test_what_cannot_be_repeated_is_refused_in_the_first_steps(
     start_job: StartJob, script: str, arguments: tuple[str, ...], why: str
 ) -> None:
-    """In a sentence that says what to do, and before any rank is blamed; it is the same again after each restart."""
+    """In a sentence that says what to do, before any rank is blamed; no process is restarted to hear it again."""
     job = start_job(
         nodes=1,
         ranks_per_node=2,
@@ -153,9 +154,10 @@ def test_what_cannot_be_repeated_is_refused_in_the_first_steps(
         policy=AUDITS,
         more_arguments=arguments,
     )
-    assert job.wait(PATIENCE_S) != 0
+    assert job.wait(PATIENCE_S) == DO_NOT_REQUEUE
     assert why in job.said()
     assert job.record().ends == {}
+    assert [each["replaced"] for each in job.report()["incidents"]] == [[]]
 
 
 @pytest.mark.soak

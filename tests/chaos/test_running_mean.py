@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from midstep.protocol.rules import DO_NOT_REQUEUE
 from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import finish
@@ -45,7 +46,9 @@ def test_a_running_mean_behind_the_update_counts_every_step_once_through_seven_r
 def test_ranks_that_hold_different_parameters_are_refused_before_one_overwrites_another(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    """Whether a fault comes or not: the job ends, and its reason says what differs between whom."""
+    """The job ends at once, no process is restarted for it, and its reason says what differs between whom."""
     job = start_job(nodes=1, ranks_per_node=2, script=SCRIPT, arguments=[str(tmp_path), "40", "0.01", "unequal"])
-    assert job.wait() == 1, job.said()
-    assert "ranks 0 and 1 hold different parameters" in job.report()["reason"], job.report()["reason"]
+    assert job.wait() == DO_NOT_REQUEUE, job.said()
+    report = job.report()
+    assert "ranks 0 and 1 hold different parameters" in report["reason"], report["reason"]
+    assert [each["replaced"] for each in report["incidents"]] == [[]]

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, known_patterns, parse_patterns, reaction
-from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError, ProtocolViolation
+from midstep.protocol.errors import (
+    CommunicatorAborted,
+    CommunicatorFailed,
+    ConfigurationError,
+    ProtocolViolation,
+    UnsupportedCollective,
+)
 from midstep.protocol.faults import ExceptionPattern
 from midstep.protocol.types import FaultKind, FaultLevel
 
@@ -212,6 +218,18 @@ def test_an_exception_that_midsteps_own_caused_is_not_retried() -> None:
     error = RuntimeError("the loop failed")
     error.__cause__ = ProtocolViolation("two updates in a step")
     assert not classify(chain_of(error), PATTERNS, retry_unknown=True).mendable
+
+
+def test_settings_that_midstep_refuses_are_no_fault_of_a_process_which_waits_for_the_end_of_the_job() -> None:
+    """Also where something of the script's wraps them; a class of another library with that name is any exception."""
+    wrapped = RuntimeError("the loop failed")
+    wrapped.__cause__ = UnsupportedCollective("gloo has no such reduction")
+    refused = classify(chain_of(wrapped), PATTERNS, retry_unknown=True)
+    assert (refused.kind, refused.text) == (FaultKind.REFUSED, "gloo has no such reduction")
+    assert reaction(refused, collateral=False) is Reaction.REPORT
+    assert reaction(refused, collateral=True) is Reaction.WAIT
+    foreign = type("ConfigurationError", (ValueError,), {})("no such model")
+    assert found(foreign).kind is FaultKind.EXCEPTION
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

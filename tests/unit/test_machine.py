@@ -25,6 +25,7 @@ from midstep.protocol.messages import (
     StartProcess,
     StopProcess,
 )
+from midstep.protocol.rules import DO_NOT_REQUEUE
 from midstep.protocol.types import (
     Activity,
     FaultKind,
@@ -439,3 +440,24 @@ def test_a_rank_that_is_stopped_and_whose_end_was_not_heard_is_replaced(cluster:
     cluster.feed(*(RankFinished(rank, earlier, 1, 10) for rank in range(4)))
     bodies = cluster.feed(cluster.fault(0, FaultKind.UNRESPONSIVE))
     assert [start.rank for start in only(bodies, StartProcess)] == [0]
+
+
+def test_what_midstep_refuses_ends_the_job_at_once_and_is_not_tried_again_in_another_process() -> None:
+    """However many ranks say so: what was committed is saved by all of them, none is replaced."""
+    cluster = FakeCluster().start()
+    refused = [cluster.fault(rank, FaultKind.REFUSED, detail="gloo has no such reduction") for rank in (2, 0, 1, 3)]
+    said = cluster.feed(*refused)
+    assert len(only(said, Quiesce)) == 4
+    cluster.expect(Phase.SAVING)
+    for rank in range(4):
+        said += cluster.feed(cluster.quiesced(rank, 8))
+    saves = [*only(said, SaveCheckpoint)]
+    generation = cluster.machine.generation
+    said += cluster.feed(*(CheckpointSaved(each.rank, generation, 8, "/ck") for each in saves))
+    publish = only(said, SaveCheckpoint)[-1]
+    cluster.feed(CheckpointSaved(publish.rank, generation, 8, "/ck"))
+    finish = cluster.log[-1]
+    assert isinstance(finish, Finish)
+    assert finish.exit_code == DO_NOT_REQUEUE
+    assert "rank 2 asks for something that midstep refuses: gloo has no such reduction" in finish.reason
+    assert only(said, StartProcess) == []
