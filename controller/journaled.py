@@ -10,9 +10,12 @@ from typing import Protocol
 import msgspec
 
 from ..protocol.incidents import NoticeKind
-from ..protocol.messages import RanksReported
+from ..protocol.messages import FaultReported, RankJoined, RankQuiesced, RankReady, RanksReported, StepCommitted
+from ..protocol.types import FaultKind
 from .recovery.events import Action, Event
-from .recovery.machine import TOGETHER
+
+# Answers that the machine only notes: what follows from many of them follows from how the ranks stand after the last.
+_ANSWERS = (RankJoined, RankQuiesced, RankReady, StepCommitted)
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -54,18 +57,28 @@ class Decides(Protocol):
         """Take in an event, and more of its kind that came with it; return what is to be done."""
 
 
+def handled_with(event: object) -> type | None:
+    """Return the kind of events that an event may be handled with at once; None: it is handled by itself.
+
+    A collective that has failed is only noted as well: whose fault that is, nothing but time or other events say.
+    """
+    if isinstance(event, FaultReported):
+        return FaultReported if event.report.kind is FaultKind.COMMUNICATION else None
+    return type(event) if isinstance(event, _ANSWERS) else None
+
+
 def each_event(journaled: Journaled) -> tuple[Event | NoticeEvent, ...]:
     """Return the events of one that was journaled: several ranks of a node may have reported."""
     return tuple(report.word for report in journaled.reports) if isinstance(journaled, RanksReported) else (journaled,)
 
 
 def together(journaled: Journaled) -> Iterator[Sequence[Event | NoticeEvent]]:
-    """Yield what is handled at once of what was journaled: answers of one kind, and all else by itself."""
+    """Yield what is handled at once of what was journaled: ranks' reports of one kind, and all else by itself."""
     if not isinstance(journaled, RanksReported):
         yield (journaled,)
         return
-    for kind, events in groupby(each_event(journaled), type):
-        if kind in TOGETHER:
+    for kind, events in groupby(each_event(journaled), handled_with):
+        if kind is not None:
             yield tuple(events)
         else:
             yield from ((event,) for event in events)

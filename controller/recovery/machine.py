@@ -51,7 +51,7 @@ returns recommendations. Below the topics are the facts, and the verbs that send
 
 1. Its row in the table of phases and events is looked up. An event without one changes nothing and is counted: it is
    stale, or means nothing now. `ControllerStarted` and `DeadlinePassed` are the machine's own.
-2. The topic's handler runs; for answers of one kind that ranks of a node gave together once for each, before all that
+2. The topic's handler runs; for reports of one kind that ranks of a node made together once for each, before all that
    follows. What it recommends is folded: each recommendation is handed to the topic that carries it out, and what that
    one recommends comes first, before what was recommended earlier. So the order of commands is that of a chain of
    calls, while no topic knows which other one acts. `Blame` before `Decide`, `GiveUpChange` before a decision, `Gone`
@@ -125,8 +125,6 @@ TOPICS = (
 MOST_RULES = 20  # after one event: each leads to another phase, and no way through them is that long
 MOST_RECOMMENDATIONS = 10_000  # after one event: faults that were put off are taken up together
 UNSETTLED = "rules that do not settle"
-# Answers that a handler only notes: what follows from many of them follows from how the ranks stand after the last.
-TOGETHER = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted)
 
 _Handler = Callable[[JobState, Any], Recs]
 
@@ -181,8 +179,8 @@ class RecoveryMachine:
     def handle(self, event: Event, now: float, *more: Event) -> list[Action]:
         """Take in one event at `now` (seconds, never going back) and return what is to be done, in order.
 
-        `more`: answers of the same kind (`TOGETHER`) by other ranks, which came with it. Never raises for what comes
-        from outside: an event that does not fit the phase changes nothing and is counted.
+        `more`: reports of the same kind by other ranks, which came with it (`journaled.handled_with`). Never raises
+        for what comes from outside: an event that does not fit the phase changes nothing and is counted.
         """
         state, parts = self._state, self._parts
         if isinstance(event, m.NodeEnrolled):  # a node counts when it joins

@@ -12,6 +12,7 @@ import msgspec
 
 from ...controller.admission import believed_of, refusal
 from ...controller.clock import said_at, stamped
+from ...controller.journaled import handled_with
 from ...controller.liveness import Liveness
 from ...controller.recovery.events import (
     Action,
@@ -23,7 +24,7 @@ from ...controller.recovery.events import (
     NodeReturned,
     Send,
 )
-from ...controller.recovery.machine import TOGETHER, RecoveryMachine
+from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
 from ...controller.routes import RankOrders, Routes
 from ...controller.slow_ranks import SlowRanks
@@ -343,11 +344,12 @@ class Controller:
 
 
 def _handled_at_once() -> Callable[[Entry], object]:
-    """Return a key that is the same for answers of one kind in one message, and else another one for each entry."""
+    """Return a key that is the same for what is handled at once of one message, and else another one for each entry."""
     numbers = count()
 
     def key(entry: Entry) -> object:
         event, *origin = entry
-        return (type(event), *origin) if isinstance(event, TOGETHER) and origin[-1] else next(numbers)
+        kind = handled_with(event)
+        return (kind, *origin) if kind is not None and origin[-1] else next(numbers)
 
     return key
