@@ -1,10 +1,10 @@
 """The processes that a node prepares for the next fault, and what it tells the controller of them.
 
 With `standby.depth: built` each rank that trains here has a second process whose script has run up to the train
-function; on a spare node the controller names the ranks. A replacement then has neither to import nor to build its
-model: it learns which process of the rank it is, and joins. One is built after the other. A process that cannot be
-built, or does not fit its place any more, costs a log line: the rank gets another process of the pool. The cost is
-reported when all are there.
+function; with `auto` each rank that `build_choice.py` chooses; on a spare node the controller names the ranks. A
+replacement then has neither to import nor to build its model: it learns which process of the rank it is, and joins.
+One is built after the other. A process that cannot be built, or does not fit its place any more, costs a log line: the
+rank gets another process of the pool. The cost is reported when all are there.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import psutil
 
 from ..platforms.processes import open_log
 from ..protocol import environment as names
@@ -27,6 +26,7 @@ from ..protocol.rank_logs import built_log, last_words
 from ..protocol.reports import PreparedProcesses, builds_ahead
 from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
 from . import channel
+from .build_choice import BuildChoice, Training, own_bytes_of
 from .channel import rank_environment, rank_program
 from .warm_pool import ANSWER_S, IdleProcess, WarmPool
 
@@ -60,7 +60,8 @@ class Preparations:
         self._post = post
         self._order = BuildAhead()
         self._programs: dict[int, channel.RunProgram] | None = {}  # those of the order; None: yet to be made
-        self._told: dict[StandbyDepth, tuple[int, ...]] = {}
+        self._told: dict[StandbyDepth, tuple[tuple[int, ...], str]] = {}
+        self._choice: BuildChoice | None = None  # where the policy leaves it to this node
 
     def take_order(self, order: BuildAhead, here: frozenset[int]) -> None:
         """Build for these ranks of other nodes, and for no others but those that are `here`."""
@@ -74,22 +75,41 @@ class Preparations:
         """Say again what is here: to a controller that is new, or that had counted this node as lost."""
         self._told.clear()
 
-    def keep(self, job: JobSpec, training: Mapping[int, channel.RunProgram], here: frozenset[int]) -> None:
+    def keep(self, job: JobSpec, training: Mapping[int, Training], here: frozenset[int]) -> None:
         """Have built what is missing, and tell what is there. Every 100 ms.
 
-        `training`: the programs of ranks whose next process may be built now. `here`: all ranks with a process here.
+        `training`: the ranks whose next process may be built now. `here`: all ranks with a process here.
         """
         self._tell_imported()
-        if not builds_ahead(job):
+        if not builds_ahead(job, StandbyDepth.BUILT, StandbyDepth.AUTO):
             return
+        own, wanted = {rank: each.program for rank, each in training.items()}, here
+        if job.settings.standby_depth is StandbyDepth.AUTO:
+            own, wanted = self._chosen(job, training)
         if self._programs is None:
             self._programs = {start.rank: self._program(job, start) for start in self._order.starts}
         foreign = {rank: program for rank, program in self._programs.items() if rank not in here}
-        for rank, program in training.items():
+        for rank, program in own.items():
             self.built.keep(rank, program, built_log(job.job_directory, rank))
         for rank, program in foreign.items():
             self.built.keep(rank, program, built_log(job.job_directory, rank, self._node))
-        self._tell_built(here.union(foreign))
+        self._tell_built(wanted.union(foreign))
+
+    def _chosen(
+        self, job: JobSpec, training: Mapping[int, Training]
+    ) -> tuple[dict[int, channel.RunProgram], frozenset[int]]:
+        """Return the programs of ranks that are to have a built process, and all ranks that have one or are to."""
+        if self._choice is None:
+            folders = (job.job_directory, job.settings.checkpoint_directory or job.job_directory)
+            self._choice = BuildChoice([os.path.realpath(folder) for folder in folders])
+        before, why = self.built.ranks, self._choice.why
+        chosen = self._choice.chosen(training, before, time.monotonic())
+        if self._choice.why != why:
+            _log.info("no process is built ahead: %s", self._choice.why)
+        if self._choice.gives_back:
+            for rank in before:
+                self.built.discard(rank)
+        return chosen, self.built.ranks | chosen.keys()
 
     def close(self) -> None:
         """End what is built. Idempotent."""
@@ -115,14 +135,17 @@ class Preparations:
 
     def _tell_built(self, wanted: frozenset[int]) -> None:
         before = self._told.get(StandbyDepth.BUILT)
-        if any(map(self.built.is_awaited, wanted)) or not (wanted or before):
+        why = "" if self._choice is None else self._choice.why
+        if any(map(self.built.is_awaited, wanted)) or not (wanted or before or why):
             return
         prepared = self.built.prepared()
-        if prepared.ranks != before:
+        if not prepared.ranks:
+            prepared = msgspec.structs.replace(prepared, why=why)
+        if (prepared.ranks, prepared.why) != before:
             self._tell(prepared)
 
     def _tell(self, prepared: PreparedProcesses) -> None:
-        self._told[prepared.depth] = prepared.ranks
+        self._told[prepared.depth] = prepared.ranks, prepared.why
         self._post(ProcessesPrepared(self._node, prepared))
 
 
@@ -167,6 +190,11 @@ class BuiltPool:
     def is_awaited(self, rank: int) -> bool:
         """Say whether a process of a rank is yet to be built, and can be."""
         return rank not in self._built and self._failures[rank] < MAX_FAILURES
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Return the ranks that have a built process, or whose is being built."""
+        return frozenset(self._built) | ({self._building[0]} if self._building is not None else set())
 
     def prepared(self) -> PreparedProcesses:
         """Return what is built, and what it took: the longest time, and the memory of all."""
@@ -222,7 +250,7 @@ class BuiltPool:
         else:
             pid = idle.process.pid
             took_s = time.monotonic() - began_s
-            self._built[rank] = built = _Built(idle, program, ahead.environment, took_s, _memory_bytes(pid))
+            self._built[rank] = built = _Built(idle, program, ahead.environment, took_s, own_bytes_of(pid))
             _log.info(
                 "process %d is built ahead for rank %d: %.2f s, %.0f MB of memory",
                 pid,
@@ -260,13 +288,6 @@ def built_ahead(program: channel.RunProgram) -> channel.RunProgram:
 def fits(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Say whether a process that was built with one environment can go on with another."""
     return all(built.get(name) == wanted.get(name) for name in (built.keys() | wanted.keys()) - _OF_THE_FAULT)
-
-
-def _memory_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except psutil.Error:  # it has just ended, which is seen soon
-        return 0
 
 
 def _end(idle: IdleProcess) -> None:

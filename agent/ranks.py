@@ -30,6 +30,7 @@ from ..protocol.host_copies import FILES, copied_bytes, copied_steps, create_cop
 from ..protocol.rank_logs import last_words, output_log
 from ..protocol.reports import ReportedValues
 from . import channel
+from .build_choice import Training
 from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
 from .copy_writers import CopyWriters
@@ -50,13 +51,14 @@ _FIELD = "oom_kill"
 class RankProcess:
     """One process of a rank. `watched` is set once it has its assignment."""
 
-    __slots__ = ("early", "expected", "log", "program", "running", "slot", "watched")
+    __slots__ = ("early", "expected", "log", "program", "running", "slot", "started_s", "watched")
 
     def __init__(self, slot: "RankSlot", running: t.RunningProcess, log: Path, *, early: bool) -> None:
         """`log`: what it prints."""
         self.slot = slot
         self.log = log
         self.running = running
+        self.started_s = time.monotonic()
         self.watched: WatchedProcess | None = None
         self.program: channel.RunProgram | None = None  # as `watched`
         self.expected = False  # its exit is: it has been ordered to end
@@ -246,8 +248,11 @@ class RankHost:
         if not self._job.done() or self._ending:
             return
         ready = {clock.rank for clock in readings if is_time(clock)}
-        ranks = [process for process in self._processes() if process.running.rank in ready]
-        training = {each.running.rank: each.program for each in ranks if each.program is not None}
+        training = {
+            each.running.rank: Training(each.program, each.running.pid, each.started_s)
+            for each in self._processes()
+            if each.running.rank in ready and each.program is not None
+        }
         self._preparations.keep(self._job.result(), training, self._here())
 
     def oldest_session(self, address: str) -> int | None:

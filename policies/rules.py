@@ -96,7 +96,7 @@ def _on_spares(policy: Policy) -> str:
 
 
 def _standby_problems(policy: Policy) -> list[Problem]:
-    if policy.standby.warm or policy.standby.depth is StandbyDepth.IMPORTED:
+    if policy.standby.warm or policy.standby.depth is not StandbyDepth.BUILT:
         return []
     return [Problem("standby.depth", f"found {policy.standby.depth}, which needs standby.warm: true")]
 
@@ -424,7 +424,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         save_s=policy.deadlines.save_s,
         preload=policy.standby.preload,
         warm_standby=policy.standby.warm,
-        standby_depth=policy.standby.depth,
+        standby_depth=_standby_depth(policy),
         heartbeat_s=policy.heartbeat.interval_s,
         stall_factor=policy.stall.factor,
         stall_grace_s=policy.stall.grace_s,
@@ -453,6 +453,12 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         rules=policy.rules,
         skips_out_of_memory=policy.out_of_memory is OutOfMemoryAction.SKIP_BATCH,
     )
+
+
+def _standby_depth(policy: Policy) -> StandbyDepth:
+    """Return how far the next process of a rank gets. No node can tell how much memory of a device will be needed."""
+    depth, may_choose = policy.standby.depth, policy.standby.warm and not device_kind(policy.device).memory_of_its_own
+    return StandbyDepth.IMPORTED if depth is StandbyDepth.AUTO and not may_choose else depth
 
 
 def _spare_s(policy: Policy) -> float | None:

@@ -165,12 +165,13 @@ class IntegrityPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StandbyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The warm process of each node: whether it is kept, which modules it imports ahead, and how much further it gets.
 
-    With `depth: built` a spare node builds processes for the ranks of `nodes_per_spare` nodes in use.
+    With `depth: built` a spare node builds processes for the ranks of `nodes_per_spare` nodes in use. With `auto` each
+    node in use builds those of its ranks where its memory and the script allow it, and a spare builds none.
     """
 
     warm: bool = True
     preload: tuple[str, ...] = ()
-    depth: StandbyDepth = StandbyDepth.IMPORTED
+    depth: StandbyDepth = StandbyDepth.AUTO
     nodes_per_spare: CountOrZero = 1
 
 
@@ -183,7 +184,7 @@ class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     factor: Factor = 3.0
     grace_s: SecondsOrZero = 1.0
     after_steps: Count = 5
-    suspended_s: Seconds = 3.0
+    suspended_s: Seconds = 1.0
 
 
 class HeartbeatPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

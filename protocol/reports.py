@@ -44,6 +44,7 @@ class PreparedProcesses(msgspec.Struct, frozen=True):
     ranks: Annotated[tuple[Rank, ...], Meta(max_length=MOST_OF_A_NODE)] = ()
     took_s: Seconds = 0.0
     memory_bytes: Count = 0
+    why: Text = ""  # none is built, where the node may choose
 
     def cost_in_words(self) -> str:
         """Say what it took."""
@@ -55,7 +56,7 @@ class PreparedProcesses(msgspec.Struct, frozen=True):
         if self.depth is StandbyDepth.IMPORTED:
             return f"the modules of the next process are imported: {cost}"
         if not self.ranks:
-            return "no process is built ahead"
+            return f"no process is built ahead: {self.why}" if self.why else "no process is built ahead"
         if len(self.ranks) == 1:
             return f"the next process of rank {self.ranks[0]} is built ahead: {cost}"
         ranks, memory = ", ".join(map(str, self.ranks)), f"{self.memory_bytes / 1e6:.0f} MB of memory in all"
@@ -327,7 +328,7 @@ class NodeWords(msgspec.Struct, frozen=True, tag=True):
     ranks: Annotated[tuple[RankWords, ...], Meta(max_length=MOST_WITH_WORDS)] = ()
 
 
-def builds_ahead(job: JobSpec) -> bool:
-    """Say whether processes of a job can be built ahead: its program is Python, and stops at a train function."""
-    wanted = job.settings.standby_depth is StandbyDepth.BUILT
+def builds_ahead(job: JobSpec, *depths: StandbyDepth) -> bool:
+    """Say whether a job wants one of these depths, and can be built: it is Python, and stops at a train function."""
+    wanted = job.settings.standby_depth in depths
     return wanted and not job.no_python and job.environment.get(names.MINDIO) != "1"

@@ -79,6 +79,7 @@ class StandbyDepth(StrEnum):
 
     IMPORTED = "imported"  # it has imported its modules, and can take any rank of its node
     BUILT = "built"  # it has run the script up to the train function, as one rank
+    AUTO = "auto"  # built where the node's memory and the script allow it, else imported
 
 
 NO_EMERGENCY_CHECKPOINT = "no emergency checkpoint"  # in the reason of a job's end: what its ranks held is lost
@@ -315,12 +316,12 @@ class JobSettings(msgspec.Struct, frozen=True):
     save_s: float = 300.0  # such a one is, by all ranks
     preload: tuple[str, ...] = ()
     warm_standby: bool = True
-    standby_depth: StandbyDepth = StandbyDepth.IMPORTED
+    standby_depth: StandbyDepth = StandbyDepth.AUTO
     heartbeat_s: float = 0.5
     stall_factor: float = 3.0
     stall_grace_s: float = 1.0
     stall_after_steps: int = 5  # steps of history before the clock is believed
-    stall_suspended_s: float = 3.0  # a process that the kernel has stopped for so long is at fault
+    stall_suspended_s: float = 1.0  # a process that the kernel has stopped for so long is at fault
     orders_s: float = 600.0  # how long a parked processor waits for the controller
     link_up_s: float = 1.5  # one attempt to build the communicators
     collective_s: float = 1800.0  # the communicator's own timeout

@@ -8,7 +8,7 @@ stopped are quiesced as in any incident, and the step that they were in is repea
 import math
 
 from ...protocol.messages import Quiesce
-from ...protocol.types import Activity, FaultKind, RankProgress, rank_address
+from ...protocol.types import Activity, FaultKind, rank_address
 from .orders import LOOK, ask_for_clocks, faults_of, next_generation, quiesce
 from .state import EXCUSED, JobState, Phase, PlannedChange, Stage
 from .topic import Blame, Decide, HoldRanks, PhaseLimit, ReadClocks, Recs, Rule, Stay, StoppedAtBoundary, Topic
@@ -43,7 +43,8 @@ def _clocks_are_read(state: JobState) -> Recs:
 
 
 def _choose(state: JobState, change: PlannedChange) -> Recs:
-    clocks = [clock for clock in state.clocks.take().values() if _trains(state, clock)]
+    read = [clock for clock in state.clocks.take().values() if clock.generation == state.generation]
+    clocks = [clock for clock in read if clock.activity is not Activity.FINISHED and not clock.suspended]
     if len(clocks) < state.world.size:
         return None  # somebody is not in its train function now; asked again when the time for the reading is over
     median_s = max(LEAST_STEP_S, max(clock.median_step_s for clock in clocks) or UNKNOWN_STEP_S)
@@ -56,10 +57,6 @@ def _choose(state: JobState, change: PlannedChange) -> Recs:
     training_s = (change.after_step - min(steps)) * median_s * state.policy.stall.factor
     state.enter(training_s + state.policy.stall.grace_s + state.policy.deadlines.quiesce_s)
     return None
-
-
-def _trains(state: JobState, clock: RankProgress) -> bool:
-    return clock.generation == state.generation and clock.activity is not Activity.FINISHED and not clock.suspended
 
 
 def _stopped(state: JobState, _: StoppedAtBoundary | None = None) -> Recs:

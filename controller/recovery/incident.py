@@ -120,10 +120,6 @@ class OpenIncident(msgspec.Struct, frozen=True):
         """A rung has failed, or cannot help; the first reason counts."""
         return replace(self, ruled_out={**self.ruled_out, rung: self.ruled_out.get(rung, reason)})
 
-    def try_again(self) -> "OpenIncident":
-        """Begin another attempt, where there is one to be closed."""
-        return replace(self, taken=(*self.taken, *self.attempt.rungs), attempt=Attempt())
-
     def take(self, rung: Rung, charges: tuple[Spent, ...]) -> "OpenIncident":
         """Take a rung in the attempt under way, for which each rung is charged once, whatever it is widened by."""
         cost = {(spent.rung, spent.role): spent for spent in self.attempt.cost}

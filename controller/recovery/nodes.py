@@ -7,7 +7,7 @@ cannot bring. Operators may have a node killed, or a fault injected.
 
 from collections.abc import Iterator
 
-from ...policies.budgets import worn_out
+from ...policies.budgets import failures_by_node, worn_out
 from ...policies.fault_codes import Treatment
 from ...protocol import messages as m
 from ...protocol.environment import visible_devices
@@ -32,7 +32,7 @@ from .node_checks import Check
 from .orders import request_missing, request_node, settle
 from .state import OVER, JobState, Phase
 from .topic import ALIVE, Owed, Recs, Row, Topic
-from .world import GONE, REACHABLE, NodeState
+from .world import GONE, REACHABLE, AheadOrder, NodeState
 
 NODE_GOING = "node_going"  # the code of the fault that a node has which is about to go
 MAX_HOLDS = 100  # that are remembered
@@ -53,12 +53,13 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
     node, is_new = world.nodes.get(event.node), False
     if node is None or (node.state in {NodeState.LOST, NodeState.REQUESTED} and not node.given_back):
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain, late=state.generation > 0)
-        node.note = worn_out(event.node, state.failures_of(event.node), state.policy.node) or ""
+        failures = failures_by_node(state.accounts.node_failures, state.policy.node, state.now)
+        node.note = worn_out(event.node, failures[event.node], state.policy.node) or ""
         if node.note:
             node.state = NodeState.ISOLATED
         recs.append(do.NodeCame())
         is_new = True
-    node.greeted(event.store)
+    node.store, node.ahead, node.prepared = event.store, AheadOrder(), {}  # it may be another agent
     devices = visible_devices(state.job.environment) or event.devices
     if devices:
         state.book.visible[event.node] = devices

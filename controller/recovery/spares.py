@@ -68,7 +68,7 @@ def _trains_again(state: JobState) -> bool:
 
 def _build_ahead(state: JobState) -> Recs:
     """Order each spare to build ahead, while the job trains."""
-    if not builds_ahead(state.job) or not state.ever_resilient:
+    if not builds_ahead(state.job, StandbyDepth.BUILT) or not state.ever_resilient:
         return None
     wanted = _wanted(state)
     for node in state.world.nodes.values():
@@ -142,7 +142,7 @@ def _on_processes_prepared(state: JobState, event: ProcessesPrepared) -> Recs:
 
 
 def _owes(state: JobState) -> Iterator[Owed]:
-    for name in state.world.named(*REACHABLE) if builds_ahead(state.job) else ():
+    for name in state.world.named(*REACHABLE) if builds_ahead(state.job, StandbyDepth.BUILT) else ():
         yield node_address(name), _ahead_command(state, state.world.nodes[name])
 
 

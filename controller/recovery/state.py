@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.budgets import NodeFailure, Spent, WrongVote, failures_by_node
+from ...policies.budgets import NodeFailure, Spent, WrongVote
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
@@ -29,7 +29,7 @@ from ...protocol.types import (
 )
 from .events import Action, ControlAnswered, Finish, Forget, Log, PolicyApplied, Send
 from .fault_book import UNFIT, FaultBook
-from .incident import History, OpenIncident
+from .incident import Attempt, History, OpenIncident
 from .node_checks import NodeChecks
 from .world import PARKED, Meeting, RankState, World
 
@@ -378,10 +378,6 @@ class JobState:
         """Return where the present generation meets."""
         return self.meeting.rendezvous(self.world, f"{self.job.job}/{self.generation}")
 
-    def failures_of(self, node: str) -> int:
-        """Return how often a node has failed, as far as the policy still counts it."""
-        return failures_by_node(self.accounts.node_failures, self.policy.node, self.now)[node]
-
     def is_unfit(self, name: str) -> bool:
         """Return whether a node without ranks may not be chosen now: a fault stands, or its check has not ended."""
         return bool(self.book.on(name, UNFIT)) or self.checks.is_open(name)
@@ -491,7 +487,8 @@ class JobState:
     def begin_attempt(self) -> None:
         """The attempt under way is over, if there is one, and stays paid for as long as a budget counts it."""
         self.accounts.paid = self.ladder.roles.still_counted(self.spent, self.now)
-        self.incident = self.incident.try_again()
+        taken = (*self.incident.taken, *self.incident.attempt.rungs)
+        self.incident = msgspec.structs.replace(self.incident, taken=taken, attempt=Attempt())
 
     def close_incident(self) -> None:
         """Nothing is wrong any more; what was tried stays paid for."""

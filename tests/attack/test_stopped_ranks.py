@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from midstep.controller.recovery.events import StopRequested
@@ -21,6 +22,7 @@ from .attack import attack
 
 Play = Callable[..., None]
 
+SUSPENDED_S = 3.0  # longer than a heartbeat takes to say so
 SLEEP = "import time\nprint('running', flush=True)\ntime.sleep(600)\n"
 
 
@@ -89,7 +91,7 @@ def test_an_agent_reports_a_rank_that_is_stopped_before_its_first_step(play: Pla
 
     async def scenario(site: Site) -> None:
         await site.agent()
-        site.welcome(SLEEP)
+        site.welcome(SLEEP, settings=msgspec.structs.replace(SETTINGS, stall_suspended_s=SUSPENDED_S))
         site.start(0)
         pid = (await site.started(0)).process.pid
         await site.says(0, "running")
@@ -103,7 +105,7 @@ def test_an_agent_reports_a_rank_that_is_stopped_before_its_first_step(play: Pla
 
         report = (await site.controller.until(FaultReported)).report
         assert (report.kind, report.rank, report.incarnation) == (FaultKind.UNRESPONSIVE, 0, 0)
-        assert report.at_s - began_s >= SETTINGS.stall_suspended_s
+        assert report.at_s - began_s >= SUSPENDED_S
         assert "by a signal or a debugger, while starting" in report.detail
 
     play(scenario)

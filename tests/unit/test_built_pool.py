@@ -29,13 +29,16 @@ ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "4", names.CONNECTED: "0", names.INCAR
 
 
 def test_processes_are_built_ahead_where_the_policy_says_so() -> None:
-    assert builds_ahead(JOB)
-    assert not builds_ahead(msgspec.structs.replace(JOB, settings=JobSettings()))
+    """Only `built` has spares build as well."""
+    assert builds_ahead(JOB, StandbyDepth.BUILT)
+    left_to_nodes = msgspec.structs.replace(JOB, settings=JobSettings())
+    assert builds_ahead(left_to_nodes, StandbyDepth.BUILT, StandbyDepth.AUTO)
+    assert not builds_ahead(left_to_nodes, StandbyDepth.BUILT)
 
 
 @pytest.mark.parametrize("changes", [{"no_python": True}, {"environment": {names.MINDIO: "1"}}])
 def test_a_program_that_has_no_train_function_to_stop_at_is_not_run_ahead(changes: dict[str, object]) -> None:
-    assert not builds_ahead(msgspec.structs.replace(JOB, **changes))
+    assert not builds_ahead(msgspec.structs.replace(JOB, **changes), StandbyDepth.BUILT)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,28 @@ def test_an_agent_leaves_no_built_process_behind(play: Play) -> None:
     play(scenario)
 
 
+WRITES = f"""
+import os
+held = open("own.txt", "a") if os.environ["RANK"] == "1" else None
+{TRAIN}
+"""
+
+
+def test_a_node_that_may_choose_builds_for_the_ranks_that_hold_nothing_of_their_own(play: Play) -> None:
+    """It says why it does not for the others."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(WRITES, settings=msgspec.structs.replace(SETTINGS, standby_depth=StandbyDepth.AUTO))
+        site.start(0)
+        site.start(1)
+        await site.mentions("no process is built ahead: rank 1: the script writes ")
+        await prepared(site, StandbyDepth.BUILT, 0)
+        assert not site.below("b1")
+
+    play(scenario)
+
+
 # --- for ranks of other nodes, on a spare -----------------------------------------------------------------------------
 
 
