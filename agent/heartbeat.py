@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from ..protocol.messages import FaultReported, NewcomerWaiting, NodeHeartbeat
-from ..protocol.types import Activity, FaultKind, FaultReport, JobSettings, RankProgress, node_address
+from ..protocol.types import WATCHED, Activity, FaultKind, FaultReport, JobSettings, RankProgress, node_address
 from .ranks import RankHost
 
 TICK_S = 0.1
 LAG_S = 0.05  # a loop that is later than this did not run
 _Post = Callable[..., object]
-WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 # A process that is traced is stopped for a moment at each system call, and makes progress all the same.
 _Place = tuple[int, int, int, Activity, int]
 
@@ -116,9 +115,10 @@ class Stall(msgspec.Struct, frozen=True):
     @property
     def detail(self) -> str:
         """Describe the stall for the fault report."""
+        by = "by the last steps, with" if self.progress.allowed_s else "by"
         held = ", and the kernel says that the process is stopped" if self.progress.suspended else ""
         return (
-            f"step {self.progress.step} has taken {self.age_s:.2f} s, where {self.limit_s:.2f} s are allowed by a "
+            f"step {self.progress.step} has taken {self.age_s:.2f} s, where {self.limit_s:.2f} s are allowed {by} a "
             f"median of {self.progress.median_step_s:.3f} s; {self.progress.activity} for "
             f"{self.progress.activity_age_s:.2f} s, {self.progress.collectives} collectives entered{held}"
         )
@@ -159,8 +159,8 @@ class _History:
 class StallClock:
     """Finds the ranks of a node whose step takes too long.
 
-    A rank is reported when the step's age exceeds `factor` x its median step + `grace_s`, and again each time that the
-    age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
+    A rank is reported when the step's age exceeds what its process has learned to allow (`processor/step_limit.py`), or
+    else `factor` x its median step + `grace_s`, and again each time that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
     history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it starts,
     checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
     """
@@ -197,7 +197,7 @@ class StallClock:
         if history.steps_total < self._after_steps:
             return None
         age_s = progress.step_age_s - history.excused_s
-        limit_s = self._factor * progress.median_step_s + self._grace_s
+        limit_s = progress.allowed_s or self._factor * progress.median_step_s + self._grace_s
         if age_s <= limit_s * 2**history.reports:
             return None
         history.reports += 1

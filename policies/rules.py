@@ -429,6 +429,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         stall_factor=policy.stall.factor,
         stall_grace_s=policy.stall.grace_s,
         stall_after_steps=policy.stall.after_steps,
+        stall_learns=policy.stall.learned,
         stall_suspended_s=policy.stall.suspended_s,
         orders_s=policy.deadlines.orders_s,
         link_up_s=policy.communicator.link_up_s,

@@ -40,6 +40,7 @@ from .injection_points import InjectionPoints
 from .local_state import LocalStateCopies
 from .session import Order, Session, SessionStage
 from .step_clock import StepClock
+from .step_limit import StepLimit
 
 _log = logging.getLogger("midstep")
 
@@ -92,7 +93,7 @@ class Runtime:
         self.host_copy_fds = tuple(map(int, filter(None, fds.split(","))))
         armed = msgspec.json.decode(environment.get(env.FAULTS, "[]"), type=list[ArmedFault])
         self.injection_points = InjectionPoints(self.rank, self.incarnation, armed, self.device.inject)
-        self.step_clock = StepClock(self.black_box, self.injection_points, self.incarnation)
+        self.step_clock = StepClock(self.black_box, self.injection_points, self.incarnation, self._step_limit())
         self.step_clock.generation(generation)
         self.communicator.watch(self.step_clock)
         self.session = Session(self.rank, self.incarnation, generation)
@@ -106,6 +107,14 @@ class Runtime:
                 world_size=self.world_size,
                 hear=self._hear,
             )
+
+    def _step_limit(self) -> StepLimit | None:
+        stall = self.settings
+        if not stall.stall_learns:
+            return None
+        return StepLimit(
+            factor=stall.stall_factor, grace_s=stall.stall_grace_s, after_steps=stall.stall_after_steps
+        )
 
     @classmethod
     def current(cls) -> "Runtime | None":

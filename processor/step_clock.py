@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.types import Activity, InjectionPoint, StepTimes
 from .own_time import OwnTime
+from .step_limit import StepLimit
 
 if TYPE_CHECKING:
     from ..protocol.blackbox import BlackBox
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
 class StepClock:
     """Writes the progress of a rank to its black box. It is also the communicator's observer."""
 
-    def __init__(self, black_box: "BlackBox | None", injection_points: "InjectionPoints", incarnation: int) -> None:
+    def __init__(
+        self,
+        black_box: "BlackBox | None",
+        injection_points: "InjectionPoints",
+        incarnation: int,
+        limit: StepLimit | None = None,
+    ) -> None:
+        """`limit`: learns how long a step may take. None: the policy says so."""
+        self._limit = limit
         self._black_box = black_box
         self._injection_points = injection_points
         self._incarnation = incarnation
@@ -50,14 +59,21 @@ class StepClock:
     def begin_step(self, step: int, median_step_s: float) -> None:
         """Note that the train thread starts a step."""
         with self._lock:
-            now_s = self._begin_step(step, median_step_s)
+            now_s = time.monotonic()
+            if self._limit is not None:
+                self._limit.begins(now_s)
+            self._begin_step(step, median_step_s, now_s)
             self._thread = threading.get_ident()
             self._own.begin(now_s)
 
     def committed(self, step: int, median_step_s: float) -> None:
         """Note that `step` updates are applied, and start the clock of the next step."""
         with self._lock:
-            times = self._own.end(self._begin_step(step, median_step_s), time.thread_time())
+            now_s = time.monotonic()
+            if self._limit is not None:
+                self._limit.commits(now_s, median_step_s)
+            self._begin_step(step, median_step_s, now_s)
+            times = self._own.end(now_s, time.thread_time())
             if self._black_box is not None:
                 self._black_box.set_times(times)
 
@@ -83,11 +99,10 @@ class StepClock:
             with self._lock:
                 self._own.loaded(time.monotonic() - began_s)
 
-    def _begin_step(self, step: int, median_step_s: float) -> float:
+    def _begin_step(self, step: int, median_step_s: float, now_s: float) -> None:
         self._step, self._activity = step, Activity.COMPUTING
-        self._step_began_s = now_s = time.monotonic()
+        self._step_began_s = now_s
         self._write(now_s, median_step_s)
-        return now_s
 
     def show(self, step: int, values: Mapping[str, float]) -> None:
         """Have values that the script has reported of a step seen from outside."""
@@ -104,6 +119,8 @@ class StepClock:
         with self._lock:
             self._activity, now_s = activity, time.monotonic()
             self._own.doing(activity, now_s, time.thread_time())
+            if self._limit is not None:
+                self._limit.doing(activity, now_s)
             if self._black_box is not None:
                 self._black_box.set_activity(activity, now_s)
 
@@ -152,4 +169,5 @@ class StepClock:
             activity_began_s=now_s,
             step_began_s=self._step_began_s,
             median_step_s=median_step_s,
+            allowed_s=0.0 if self._limit is None else self._limit.allowed_s,
         )

@@ -13,6 +13,7 @@ Layout, native byte order and alignment (both ends are on one machine)::
     144    votes       the newest state that passed one, shards here that none can check: each stands alone
     160    reported    sequence, incarnation, step, and up to six values of it, each behind a name of 32 bytes
     448    times       steps, own_us, input_us, wait_us, tokens, stage, as StepTimes: under the sequence of the progress
+    496    limit       allowed_s, of the present step: as the times
     512    4 slots     local, local, peer, peer; each a header of 64 bytes and the capacity
            header      state, rank, step, length, write number, xxh3 of (rank, step, blob)
 
@@ -35,7 +36,7 @@ from .reports import ReportedValues
 from .types import Activity, LocalStateCopy, RankProgress, StepTimes
 
 _MAGIC = 0x6D69_6473_7465_7031
-_VERSION = 2
+_VERSION = 3
 _IDENTITY = struct.Struct("@4q")
 _PROGRESS_BYTES = 64
 _PROGRESS = struct.Struct("@7q3d")
@@ -45,6 +46,7 @@ _REPORTED = struct.Struct("@2q")  # behind its sequence
 _REPORTED_VALUE = struct.Struct(f"@{LONGEST_REPORTED}sd")
 _TIMES = struct.Struct("@6q")
 _TIMES_BYTES = 448
+_LIMIT_BYTES = 496
 _SLOTS_BYTES = 512
 _WORD_BYTES = 8
 _READ_TRIES = 100
@@ -55,6 +57,7 @@ _COLLECTIVES = _SEQUENCE + 6
 _ACTIVITY_BEGAN = _SEQUENCE + 7
 _AGREED = _SEQUENCE + 10
 _UNCHECKED = _SEQUENCE + 11
+_ALLOWED = _LIMIT_BYTES // _WORD_BYTES
 _REPORTED_SEQUENCE = _REPORTED_BYTES // _WORD_BYTES
 _REPORTED_END = _REPORTED_BYTES + _WORD_BYTES + _REPORTED.size + MOST_REPORTED * _REPORTED_VALUE.size
 _ACTIVITIES = tuple(Activity)
@@ -248,6 +251,7 @@ class BlackBox:
         activity_began_s: float,
         step_began_s: float,
         median_step_s: float,
+        allowed_s: float = 0.0,
     ) -> None:
         """Write the whole step clock; `*_began_s` are seconds of the monotonic clock. Runs at the start of a
         step.
@@ -268,6 +272,7 @@ class BlackBox:
             step_began_s,
             median_step_s,
         )
+        self._floats[_ALLOWED] = allowed_s
         self._words[_SEQUENCE] = sequence + 1
 
     def set_activity(self, activity: Activity, now_s: float) -> None:
@@ -333,6 +338,7 @@ class BlackBox:
         A writer that was stopped or killed between two words leaves them as they are: the answer is then the
         words as they stand, since the clock of a process that hangs is what is wanted most.
         """
+        allowed_s = self._floats[_ALLOWED]  # before the rest: the next step's limit must not go with this one's age
         fields, _ = self.read_clock()
         _, _, incarnation, generation, step, code, collectives, activity_began, step_began, median = fields
         if not 1 <= code <= len(_ACTIVITIES):
@@ -347,6 +353,7 @@ class BlackBox:
             activity_age_s=max(0.0, now_s - activity_began),
             step_age_s=max(0.0, now_s - step_began),
             median_step_s=median,
+            allowed_s=allowed_s,
             agreed_step=max(0, self._words[_AGREED]),
             unchecked=max(0, self._words[_UNCHECKED]),
             times=self._read_times(),

@@ -74,6 +74,10 @@ class Activity(StrEnum):
     FINISHED = "finished"
 
 
+WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
+"""The activities of a step proper, whose time counts against it."""
+
+
 class StandbyDepth(StrEnum):
     """The point up to which a process runs that is kept for the next fault."""
 
@@ -269,6 +273,7 @@ class RankProgress(msgspec.Struct, frozen=True):
     activity_age_s: Seconds
     step_age_s: Seconds
     median_step_s: Seconds
+    allowed_s: Seconds = 0.0  # of a step, learned from those before it; 0: by the policy
     suspended: bool = False  # the kernel says that the process is stopped
     copied_steps: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of its copies in host memory
     copied_bytes: Count = 0  # the memory that they take, and those of others here
@@ -321,6 +326,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     stall_factor: float = 3.0
     stall_grace_s: float = 1.0
     stall_after_steps: int = 5  # steps of history before the clock is believed
+    stall_learns: bool = False  # the limit of a step follows from the steps before it
     stall_suspended_s: float = 1.0  # a process that the kernel has stopped for so long is at fault
     orders_s: float = 600.0  # how long a parked processor waits for the controller
     link_up_s: float = 1.5  # one attempt to build the communicators

@@ -15,6 +15,7 @@ import msgspec
 
 from ...policies.budgets import NodeFailure
 from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
+from ...policies.schema import StallPolicy
 from ...protocol import messages as m
 from ...protocol.types import (
     CONTROLLER,
@@ -329,9 +330,7 @@ def _resolve(state: JobState) -> Recs:
         for rank, clock in state.clocks.take().items()
         if clock.activity is not Activity.RECOVERING or clock.suspended
     }
-    median_s = max((clock.median_step_s for clock in clocks.values()), default=0.0)
-    # Less than what was allowed to the step: it may have been well for up to a median before it stood still.
-    limit_s = (state.policy.stall.factor - 1) * median_s + state.policy.stall.grace_s
+    limit_s = _still_for_s(state.policy.stall, clocks.values())
     # On the way back all are at the same thing, and a newcomer's step says nothing: who does not hear the next order to
     # stop is found by that.
     judged = [clock for clock in clocks.values() if clock.suspended or state.phase_of_ranks is not Phase.REJOINING]
@@ -359,6 +358,17 @@ def _resolve(state: JobState) -> Recs:
     if not state.incident.culprits and state.phase_of_ranks is Phase.REJOINING and state.rung is not None:
         return _link_anew(state, suspicion)
     return [do.Decide(hasty=hasty and not state.incident.culprits)]
+
+
+def _still_for_s(stall: StallPolicy, clocks: Iterable[RankProgress]) -> float:
+    """Return how long a rank may be at one thing, by the most that any rank allows a step.
+
+    Less than the whole step may take: it may have been well for up to a median before it stood still.
+    """
+    clocks = list(clocks)
+    median_s = max((clock.median_step_s for clock in clocks), default=0.0)
+    by_policy_s = stall.factor * median_s + stall.grace_s
+    return max((clock.allowed_s or by_policy_s for clock in clocks), default=by_policy_s) - median_s
 
 
 def _blame_by_clock(state: JobState, rank: int, clock: RankProgress | None, suspicion: FaultReport) -> None:

@@ -27,6 +27,7 @@ from ...protocol.reports import PreparedProcesses
 from ...protocol.types import (
     CONTROLLER,
     PLATFORM,
+    WATCHED,
     Activity,
     Assertion,
     FaultKind,
@@ -53,7 +54,6 @@ STALL_S = 2.0  # a step that takes longer is reported
 SUSPENDED_S = 3.0  # a process that is stopped for longer is reported
 START_S, EXIT_SEEN_S, END_S = 0.01, 0.002, 0.01
 IMPORTS_S = 0.5  # of a fork server
-WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 REFUSAL_S = (0.0, 0.0, 2.0, 30.0)  # how long it takes to find out that there are no more machines
 
 
