@@ -9,6 +9,7 @@ Where the agent's own loop is late the whole machine may have been held up, and 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -19,6 +20,7 @@ from ..protocol.types import WATCHED, Activity, FaultKind, FaultReport, JobSetti
 from .ranks import RankHost
 
 TICK_S = 0.1
+LEAST_TICK_S = 0.01
 LAG_S = 0.05  # a loop that is later than this did not run
 _Post = Callable[..., object]
 # A process that is traced is stopped for a moment at each system call, and makes progress all the same.
@@ -79,7 +81,9 @@ class Heartbeat:
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
-        self._timer = self._loop.call_at(now + self._interval_s, self._tick, now + self._interval_s)
+        soonest_s = self._interval_s if self._stalls is None else self._stalls.soonest_s()
+        planned_s = now + min(self._interval_s, max(LEAST_TICK_S, soonest_s))
+        self._timer = self._loop.call_at(planned_s, self._tick, planned_s)
 
     def _judge(self, readings: Iterable[RankProgress], now: float, lag_s: float) -> None:
         """Report ranks that make no progress. Where this loop is late, the ranks may have been held up, too."""
@@ -88,8 +92,10 @@ class Heartbeat:
         if lag_s > LAG_S:
             self._stalls.held_up(lag_s)
             self._suspensions.held_up(lag_s)
+        readings = list(readings)
+        most_s = self._stalls.most_allowed_s(readings)
         for reading in readings:
-            stall = self._stalls.observe(reading)
+            stall = self._stalls.observe(reading, most_s)
             if stall is not None:
                 self._report(FaultKind.STALL, stall.detail, reading)
             suspension = self._suspensions.observe(reading, now)
@@ -127,7 +133,7 @@ class Stall(msgspec.Struct, frozen=True):
 class _History:
     """The memory of one rank between two readings."""
 
-    __slots__ = ("excused_s", "generation", "incarnation", "reports", "step", "steps_seen", "steps_total")
+    __slots__ = ("due_s", "excused_s", "generation", "incarnation", "reports", "step", "steps_seen", "steps_total")
 
     def __init__(self, progress: RankProgress) -> None:
         self.incarnation = progress.incarnation
@@ -143,6 +149,7 @@ class _History:
     def _begin_step(self) -> None:
         self.excused_s = 0.0
         self.reports = 0
+        self.due_s = math.inf  # from the last reading to the next report
 
     def follow(self, progress: RankProgress) -> None:
         """Note where the rank is now."""
@@ -159,8 +166,9 @@ class _History:
 class StallClock:
     """Finds the ranks of a node whose step takes too long.
 
-    A rank is reported when the step's age exceeds what its process has learned to allow (`processor/step_limit.py`), or
-    else `factor` x its median step + `grace_s`, and again each time that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
+    A rank is reported when the step's age exceeds what the processes here have learned to allow, the most of it
+    (`processor/step_limit.py`), or where its own has not, `factor` x its median step + `grace_s`; and again each time
+    that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
     history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it starts,
     checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
     """
@@ -180,8 +188,22 @@ class StallClock:
         """Drop the history of a rank whose process has exited."""
         self._histories.pop(rank, None)
 
-    def observe(self, progress: RankProgress) -> Stall | None:
-        """Take in a reading of a rank, and return its stall when it is to be reported."""
+    def soonest_s(self) -> float:
+        """Return how long after the readings since the last call a rank is to be reported, if it stays where it is."""
+        due_s = min((history.due_s for history in self._histories.values()), default=math.inf)
+        for history in self._histories.values():
+            history.due_s = math.inf  # a rank that is not read again is not waited for
+        return due_s
+
+    def most_allowed_s(self, readings: Iterable[RankProgress]) -> float:
+        """Return the most that any rank here allows a step: the others may wait for that one, with good reason."""
+        return max((each.allowed_s or self._by_policy_s(each) for each in readings if each.activity in WATCHED), default=0.0)
+
+    def observe(self, progress: RankProgress, most_allowed_s: float = 0.0) -> Stall | None:
+        """Take in a reading of a rank, and return its stall when it is to be reported.
+
+        `most_allowed_s`: by all ranks here; one that goes by the policy does not go by it.
+        """
         history = self._histories.get(progress.rank)
         if history is None or history.incarnation != progress.incarnation:
             history = self._histories[progress.rank] = _History(progress)
@@ -197,11 +219,15 @@ class StallClock:
         if history.steps_total < self._after_steps:
             return None
         age_s = progress.step_age_s - history.excused_s
-        limit_s = progress.allowed_s or self._factor * progress.median_step_s + self._grace_s
-        if age_s <= limit_s * 2**history.reports:
+        limit_s = max(progress.allowed_s, most_allowed_s) if progress.allowed_s else self._by_policy_s(progress)
+        history.due_s = limit_s * 2**history.reports - age_s
+        if history.due_s >= 0:
             return None
         history.reports += 1
         return Stall(progress=progress, age_s=age_s, limit_s=limit_s)
+
+    def _by_policy_s(self, progress: RankProgress) -> float:
+        return self._factor * progress.median_step_s + self._grace_s
 
 
 class Suspension(msgspec.Struct, frozen=True):

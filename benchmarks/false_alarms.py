@@ -1,5 +1,6 @@
 """How often a healthy job is suspected: thousands of steps with a slow data loader, by the clocks of a policy."""
 
+import itertools
 import json
 import tempfile
 import time
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from midstep.benchmarks import figures, launching
-from midstep.benchmarks.false_alarms_job import PAUSE_S, PAUSES_EVERY
+from midstep.benchmarks.false_alarms_job import LOADERS
 from midstep.cli.report import load_status
 from midstep.cli.views.incident_data import incident_json
 
@@ -19,7 +20,7 @@ POLICIES = {"default": None, "tuned": TUNED}
 LIMIT_S = 3600.0
 
 
-def watch(policy: str, ranks: int, steps: int) -> dict[str, Any]:
+def watch(policy: str, loader: str, ranks: int, steps: int) -> dict[str, Any]:
     """Run one job that nothing happens to; return what it was suspected of. Raises ClickException when it fails."""
     foreign = launching.foreign_cores()
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as folder:
@@ -28,7 +29,7 @@ def watch(policy: str, ranks: int, steps: int) -> dict[str, Any]:
         try:
             launching.midstep(
                 SCRIPT,
-                [str(steps)],
+                [str(steps), loader],
                 ranks=ranks,
                 job_directory=job_directory,
                 limit_s=LIMIT_S,
@@ -40,6 +41,7 @@ def watch(policy: str, ranks: int, steps: int) -> dict[str, Any]:
         incidents = [incident_json(each) for each in load_status(job_directory).incidents]
     return {
         "policy": policy,
+        "loader": loader,
         "ranks": ranks,
         "steps": steps,
         "step_s": took_s / steps,
@@ -51,25 +53,27 @@ def watch(policy: str, ranks: int, steps: int) -> dict[str, Any]:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--ranks", default=2, help="Processes.")
-@click.option("--steps", default=10_000, help="Steps of each job.")
+@click.option("--steps", default=20_000, help="Steps of each job.")
+@click.option("--loaders", default=",".join(LOADERS), help="How the data come late; with commas.")
 @click.option("--policies", default="default,tuned", help="Which policies; with commas.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to FILE.")
-def main(*, ranks: int, steps: int, policies: str, file: Path | None) -> None:
-    """Count the alarms in a job that nothing happens to.
+def main(*, ranks: int, steps: int, loaders: str, policies: str, file: Path | None) -> None:
+    """Count the alarms in jobs that nothing happens to.
 
     Each rank waits for its data by other times in each step, and for a quarter of a second in one of a hundred: many
-    times as long as a step takes. Any incident is a false alarm; one that costs a process or a repeated step is a
-    recovery.
+    times as long as a step takes. These pauses come by chance (random) or on time (regular); or they are longer, come
+    in one step of two thousand, and the script says that it waits for its data (rare). Any incident is a false alarm;
+    one that costs a process or a repeated step is a recovery.
     """
     rows = []
-    for policy in policies.split(","):
-        if policy not in POLICIES:
-            raise click.BadParameter(f"no policy {policy!r}; there are {', '.join(POLICIES)}")
-        rows.append(row := watch(policy, ranks, steps))
+    for policy, loader in itertools.product(policies.split(","), loaders.split(",")):
+        for found, allowed, what in ((policy, POLICIES, "policy"), (loader, LOADERS, "loader")):
+            if found not in allowed:
+                raise click.BadParameter(f"no {what} {found!r}; there are {', '.join(allowed)}")
+        rows.append(row := watch(policy, loader, ranks, steps))
         click.echo(
-            f"{policy}: {steps} steps of {ranks} ranks, {1000 * row['step_s']:.0f} ms each, with pauses of {PAUSE_S} s "
-            f"every {PAUSES_EVERY} steps of a rank: {len(row['alarms'])} alarms, {row['recoveries']} recoveries "
-            f"(foreign cores {row['foreign_cores']:.2f})"
+            f"{policy}, {loader} pauses: {steps} steps of {ranks} ranks, {1000 * row['step_s']:.0f} ms each: "
+            f"{len(row['alarms'])} alarms, {row['recoveries']} recoveries (foreign cores {row['foreign_cores']:.2f})"
         )
         for cause in row["alarms"]:
             click.echo(f"  {cause}")

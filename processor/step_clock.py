@@ -92,10 +92,12 @@ class StepClock:
             yield
             return
         self._loading, began_s = True, time.monotonic()
+        self._allow(0.0)  # a loader is uneven by nature: what was learned of the steps is no measure for it
         try:
             yield
         finally:
             self._loading = False
+            self._allow(None)
             with self._lock:
                 self._own.loaded(time.monotonic() - began_s)
 
@@ -155,6 +157,12 @@ class StepClock:
         with self._lock:
             if self._thread == threading.get_ident():
                 self._own.waited(seconds, time.monotonic(), time.thread_time())
+
+    def _allow(self, allowed_s: float | None) -> None:
+        """Write another limit of the present step; None: what was learned."""
+        if self._limit is not None and self._black_box is not None:
+            with self._lock:
+                self._black_box.set_allowed(self._limit.allowed_s if allowed_s is None else allowed_s)
 
     def _write(self, now_s: float, median_step_s: float) -> None:
         if self._black_box is None:

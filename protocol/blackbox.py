@@ -283,6 +283,10 @@ class BlackBox:
         self._floats[_ACTIVITY_BEGAN] = now_s
         self._words[_SEQUENCE] = sequence + 1
 
+    def set_allowed(self, allowed_s: float) -> None:
+        """Write how long the present step may take; 0: the policy says so."""
+        self._floats[_ALLOWED] = allowed_s
+
     def set_collectives(self, count: int) -> None:
         """Write how many collectives the train thread has entered in this generation."""
         self._words[_COLLECTIVES] = count

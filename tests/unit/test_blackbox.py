@@ -55,6 +55,22 @@ def test_progress_comes_back_with_ages_at_the_time_of_the_reading(box: BlackBox)
     assert (progress.activity, progress.collectives) == (Activity.COMPUTING, 9)
     assert (progress.activity_age_s, progress.step_age_s, progress.median_step_s) == (1.5, 2.5, 0.25)
     assert not progress.suspended
+    assert progress.allowed_s == 0.0
+
+
+def test_the_limit_of_a_step_comes_back_and_goes_with_the_next(box: BlackBox) -> None:
+    write(box, allowed_s=0.75)
+    seen = box.read_progress(101.5)
+    assert seen is not None
+    assert seen.allowed_s == 0.75
+    box.set_allowed(0.5)
+    seen = box.read_progress(101.5)
+    assert seen is not None
+    assert seen.allowed_s == 0.5
+    write(box)
+    seen = box.read_progress(101.5)
+    assert seen is not None
+    assert seen.allowed_s == 0.0
 
 
 def test_single_fields_change_without_touching_the_others(box: BlackBox) -> None:
@@ -222,7 +238,7 @@ def test_a_descriptor_that_is_no_black_box_is_refused() -> None:
     with pytest.raises(AgentError, match="cannot be mapped"):
         BlackBox.attach(fd)
     os.ftruncate(fd, 4096)
-    with pytest.raises(AgentError, match="no black box of layout 2"):
+    with pytest.raises(AgentError, match="no black box of layout 3"):
         BlackBox.attach(fd)
     os.close(fd)
 

@@ -293,6 +293,21 @@ def test_a_job_may_do_without_warm_processes() -> None:
     assert not job_settings(parse_policy("standby: {warm: false}", "job.yaml"), "/j").warm_standby
 
 
+@pytest.mark.parametrize(
+    ("text", "learns"),
+    [
+        ("", True),
+        ("stall: {suspended_s: 7, after_steps: 9}", True),
+        ("stall: {grace_s: 60}", False),  # a limit that somebody has chosen is kept
+        ("stall: {factor: 5}", False),
+        ("stall: {factor: 2, grace_s: 0.5, learns: true}", True),
+        ("stall: {learns: false}", False),
+    ],
+)
+def test_the_limit_of_a_stall_is_learned_unless_one_was_chosen(text: str, *, learns: bool) -> None:
+    assert job_settings(parse_policy(text or "{}", "job.yaml"), "/j").stall_learns is learns
+
+
 def test_settings_carry_every_key_that_the_file_sets() -> None:
     text = """
 restore: [checkpoint]

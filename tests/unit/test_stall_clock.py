@@ -1,5 +1,7 @@
 """A stall is a step that takes too long by the rank's own history, and never for another rank's reasons."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -48,6 +50,43 @@ def test_a_step_beyond_its_limit_is_reported_and_again_when_its_age_has_doubled(
     assert watched.observe(reading(10, 2 * LIMIT_S - 0.01)) is None
     assert watched.observe(reading(10, 2 * LIMIT_S + 0.01)) is not None
     assert watched.observe(reading(10, 4 * LIMIT_S - 0.01)) is None
+
+
+def test_what_was_learned_takes_the_place_of_the_policys_limit() -> None:
+    watched = after(10)
+    assert watched.observe(reading(10, 0.59, allowed_s=0.6)) is None
+    stall = watched.observe(reading(10, 0.61, allowed_s=0.6))
+    assert stall is not None
+    assert "where 0.60 s are allowed by the last steps, with a median of 0.200 s" in stall.detail
+
+
+def test_a_rank_that_waits_is_allowed_what_the_one_it_waits_for_is() -> None:
+    """A rank whose data loader is slow has the policy's limit, and the others here wait for it with good reason."""
+    watched = after(10)
+    waits, loads = reading(10, 1.4, allowed_s=0.6), reading(10, 1.4, rank=2, allowed_s=0.0)
+    most_s = watched.most_allowed_s([waits, loads])
+    assert most_s == pytest.approx(LIMIT_S)
+    assert watched.observe(waits, most_s) is None
+    assert watched.observe(waits, watched.most_allowed_s([waits])) is not None
+    away = reading(10, rank=3, activity=Activity.RECOVERING)
+    assert watched.most_allowed_s([waits, away]) == 0.6
+
+
+def test_a_rank_that_goes_by_the_policy_goes_by_nothing_else() -> None:
+    assert after(10).observe(reading(10, LIMIT_S + 0.01), 60.0) is not None
+
+
+def test_the_next_reading_is_when_a_step_reaches_its_limit() -> None:
+    watched = after(10)
+    assert watched.soonest_s() == pytest.approx(LIMIT_S - 0.1)
+    assert watched.soonest_s() == math.inf  # a rank that is not read any more
+    watched.observe(reading(10, LIMIT_S - 0.03))
+    watched.observe(reading(10, 60.0, rank=2, activity=Activity.PAUSED))
+    assert watched.soonest_s() == pytest.approx(0.03)
+    watched.observe(reading(10, LIMIT_S + 0.01))
+    assert watched.soonest_s() < 0
+    watched.observe(reading(10, LIMIT_S + 0.02))
+    assert watched.soonest_s() == pytest.approx(LIMIT_S - 0.02)
 
 
 def test_the_detail_names_activity_ages_and_suspension() -> None:

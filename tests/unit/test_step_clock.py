@@ -7,6 +7,7 @@ import pytest
 
 from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.step_clock import StepClock
+from midstep.processor.step_limit import StepLimit
 from midstep.protocol.blackbox import BlackBox
 from midstep.protocol.errors import InjectedFault
 from midstep.protocol.types import Activity, ArmedFault, FaultAction, InjectionPoint, RankProgress
@@ -35,6 +36,24 @@ def test_a_step_is_seen_with_its_generation_and_median(box: BlackBox) -> None:
     seen = read(box)
     assert (seen.rank, seen.incarnation, seen.generation, seen.step) == (2, 5, 3, 7)
     assert (seen.activity, seen.median_step_s) == (Activity.COMPUTING, 0.25)
+
+
+def test_what_a_step_may_take_is_seen_and_not_while_input_is_waited_for(box: BlackBox) -> None:
+    """A data loader is uneven by nature, so the policy's limit holds for it."""
+    limit = StepLimit(factor=3.0, grace_s=1.0, after_steps=1)
+    clock = StepClock(box, InjectionPoints(2, 1), incarnation=1, limit=limit)
+    for step in range(20):
+        clock.begin_step(step, 0.01)
+        clock.committed(step + 1, 0.01)
+    clock.begin_step(20, 0.01)
+    allowed_s = read(box).allowed_s
+    assert 0.3 < allowed_s < 0.5
+    with clock.loading():
+        assert read(box).allowed_s == 0.0
+    assert read(box).allowed_s == allowed_s
+    clock.doing(Activity.RECOVERING)
+    clock.begin_step(20, 0.01)
+    assert read(box).allowed_s == 0.0
 
 
 def test_a_new_process_is_starting(box: BlackBox) -> None:

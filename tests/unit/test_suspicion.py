@@ -1,5 +1,8 @@
 """Suspicions: nobody healthy is blamed for a stall that is over or old, or by the clock of a stray."""
 
+import msgspec
+import pytest
+
 from midstep.controller.recovery.blame import ENOUGH_SUSPICIONS
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
 from midstep.controller.recovery.state import Phase
@@ -48,6 +51,26 @@ def test_a_stall_that_is_over_is_dismissed(cluster: FakeCluster) -> None:
     assert bodies == []
     assert cluster.machine.phase is Phase.RUNNING
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
+
+
+@pytest.mark.parametrize(
+    ("allowed", "is_blamed"),
+    [
+        ((0.5, 0.5, 0.5, 0.5), True),  # rank 3 has stood still for 0.45 s, and is expected to be at one thing for 0.4 s
+        ((0.5, 0.6, 0.5, 0.5), False),  # the rank that allows most counts: it may have seen more
+        ((0.5, 0.5, 0.5, 0.0), False),  # rank 3 is new, and has the policy's limit
+    ],
+)
+def test_a_rank_is_blamed_by_what_the_ranks_have_learned_to_allow(
+    cluster: FakeCluster, allowed: tuple[float, ...], *, is_blamed: bool
+) -> None:
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    stands = {**STANDS, "age_s": 0.45}
+    clocks = [clock(rank, Activity.COLLECTIVE, **{**stands, "collectives": 41}) for rank in range(3)]  # type: ignore[arg-type]
+    clocks.append(clock(3, Activity.COMPUTING, **stands))  # type: ignore[arg-type]
+    learned = [msgspec.structs.replace(each, allowed_s=s) for each, s in zip(clocks, allowed, strict=True)]
+    started = only(probed(cluster, *learned), StartProcess)
+    assert [each.rank for each in started] == ([3] if is_blamed else [])
 
 
 def test_what_a_thousand_ranks_say_alike_is_kept_for_some_of_them() -> None:
