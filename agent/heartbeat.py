@@ -168,9 +168,9 @@ class StallClock:
 
     A rank is reported when the step's age exceeds what the processes here have learned to allow, the most of it
     (`processor/step_limit.py`), or where its own has not, `factor` x its median step + `grace_s`; and again each time
-    that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps` steps of
-    history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it starts,
-    checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
+    that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps`
+    steps of history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it
+    starts, checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
     """
 
     def __init__(self, *, factor: float, grace_s: float, after_steps: int) -> None:
@@ -197,7 +197,9 @@ class StallClock:
 
     def most_allowed_s(self, readings: Iterable[RankProgress]) -> float:
         """Return the most that any rank here allows a step: the others may wait for that one, with good reason."""
-        return max((each.allowed_s or self._by_policy_s(each) for each in readings if each.activity in WATCHED), default=0.0)
+        return max(
+            (each.allowed_s or self._by_policy_s(each) for each in readings if each.activity in WATCHED), default=0.0
+        )
 
     def observe(self, progress: RankProgress, most_allowed_s: float = 0.0) -> Stall | None:
         """Take in a reading of a rank, and return its stall when it is to be reported.

@@ -1,7 +1,7 @@
 """The job that `false_alarms.py` watches: the example's training, with a data loader that is slow now and then.
 
 `false_alarms_job.py STEPS LOADER`. The pauses of the loader `random` come by chance, those of `regular` in each so many
-steps, other ones on each rank. `rare` pauses for three times as long in one step of two thousand, and says that it does.
+steps, other ones on each rank. `rare` pauses for three times as long in one step of two thousand, and says so.
 """
 
 import sys

@@ -112,9 +112,7 @@ class Runtime:
         stall = self.settings
         if not stall.stall_learns:
             return None
-        return StepLimit(
-            factor=stall.stall_factor, grace_s=stall.stall_grace_s, after_steps=stall.stall_after_steps
-        )
+        return StepLimit(factor=stall.stall_factor, grace_s=stall.stall_grace_s, after_steps=stall.stall_after_steps)
 
     @classmethod
     def current(cls) -> "Runtime | None":

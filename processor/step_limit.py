@@ -2,8 +2,8 @@
 
 A policy allows so many median steps and some seconds, which has to do for loaders that pause as well as for steps that
 take the same time to the millisecond. Here the limit follows from the longest step that was seen: twice as long, and at
-least `LEAST_MARGIN_S` more. What a process has not seen yet may still come, so at first the policy's limit holds, and
-the distance to it shrinks as one over the number of steps. It is never above the policy's.
+least half of the policy's seconds more. What a process has not seen yet may still come, so at first the policy's limit
+holds, and the distance to it shrinks as one over the number of steps. It is never above the policy's.
 
 A limit that was too short heals itself. The ranks that waited have broken off their step when it was reached, and count
 that as a step of this length: the next one is allowed half as much again at least, up to the policy's limit.
@@ -14,8 +14,8 @@ from collections import deque
 
 from ..protocol.types import WATCHED, Activity
 
-LEAST_MARGIN_S = 0.3
-"""Beyond the longest step seen: a process that is ready to run may have to wait for a core so long, now and then."""
+MARGIN = 0.5
+"""Of the policy's seconds, beyond the longest step seen: what has never been in the way may be for once."""
 LEAST_FACTOR = 2.0
 """Times the longest step seen: a core that is shared with another process from now on makes it twice as long."""
 REMEMBERED_STEPS = 50_000
@@ -26,12 +26,12 @@ _SETTLING = frozenset({Activity.STARTING, Activity.CHECKPOINTING, Activity.RECOV
 """In the step behind one of these a rank may wait for others that still write, or that link up."""
 
 
-def limit_after(steps: int, longest_s: float, most_s: float, after_steps: int) -> float:
+def limit_after(steps: int, longest_s: float, *, most_s: float, margin_s: float, after_steps: int) -> float:
     """Return how long a step may take behind so many steps, of which the longest took `longest_s`.
 
-    `most_s`: by the policy, which is all there is up to `after_steps`.
+    `most_s`: by the policy, which is all there is up to `after_steps`. `margin_s`: at least, beyond the longest.
     """
-    settled_s = max(LEAST_FACTOR * longest_s, longest_s + LEAST_MARGIN_S)
+    settled_s = max(LEAST_FACTOR * longest_s, longest_s + margin_s)
     unsure = after_steps / max(after_steps, steps)
     return min(most_s, settled_s + unsure * (most_s - settled_s))
 
@@ -79,7 +79,13 @@ class StepLimit:
         self._is_usual = True
         most_s = self._factor * median_s + self._grace_s
         longest_s = 2 ** (self._longest[0][1] / _GRAINS) if self._longest else most_s
-        self._allowed_s = limit_after(self._steps, longest_s, most_s, self._after_steps)
+        self._allowed_s = limit_after(
+            self._steps,
+            longest_s,
+            most_s=most_s,
+            margin_s=MARGIN * self._grace_s,
+            after_steps=self._after_steps,
+        )
 
     def _restart(self, now: float) -> None:
         self._since_s, self._apart_s, self._excused_s = now, None, 0.0

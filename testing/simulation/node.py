@@ -28,7 +28,6 @@ from ...protocol.types import (
     CONTROLLER,
     PLATFORM,
     WATCHED,
-    Activity,
     Assertion,
     FaultKind,
     FaultLevel,

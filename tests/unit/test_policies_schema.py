@@ -329,6 +329,7 @@ black_box_bytes: 8192
         stall_factor=4.0,
         stall_grace_s=2.0,
         stall_after_steps=6,
+        stall_learns=False,
         stall_suspended_s=7.0,
         orders_s=700.0,
         link_up_s=2.0,

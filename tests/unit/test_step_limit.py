@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from midstep.processor.step_limit import LEAST_MARGIN_S, REMEMBERED_STEPS, SEEN_S, StepLimit, limit_after
+from midstep.processor.step_limit import MARGIN, REMEMBERED_STEPS, SEEN_S, StepLimit, limit_after
 from midstep.protocol.types import Activity
 
 STEPS = 20_000
 FACTOR, GRACE_S, AFTER_STEPS = 3.0, 1.0, 5
+MARGIN_S = MARGIN * GRACE_S
 RECORDED = sorted((Path(__file__).parent / "step_traces").glob("*.txt"))
 
 
@@ -62,17 +63,17 @@ def test_the_limit_is_the_policys_at_first_and_shrinks_with_each_step_that_was_e
         limits.append(rank.limit.allowed_s)
     assert limits == sorted(limits, reverse=True)
     assert limits[0] < policys_s(0.2)
-    assert 0.2 + LEAST_MARGIN_S < limits[-1] < 0.2 + LEAST_MARGIN_S + 0.03
+    assert 0.2 + MARGIN_S < limits[-1] < 0.2 + MARGIN_S + 0.03
 
 
 @pytest.mark.parametrize(
     ("steps", "longest_s", "limit_s"),
     [
         (5, 0.2, 1.6),  # nothing learned
-        (10, 0.2, 1.05),  # half of the way to where it settles
-        (50, 0.2, 0.61),
-        (10**9, 0.2, 0.5),
-        (10**9, 0.1, 0.4),  # short steps: by the margin
+        (10, 0.2, 1.15),  # half of the way to where it settles
+        (50, 0.2, 0.79),
+        (10**9, 0.2, 0.7),
+        (10**9, 0.1, 0.6),  # short steps: by the margin
         (10**9, 0.7, 1.4),  # long ones: by the factor
         (10**9, 0.9, 1.6),  # never above the policy's
         (10, 0.9, 1.6),
@@ -82,7 +83,8 @@ def test_the_limit_is_the_policys_at_first_and_shrinks_with_each_step_that_was_e
 def test_the_limit_follows_from_the_longest_step_and_how_many_there_were(
     steps: int, longest_s: float, limit_s: float
 ) -> None:
-    assert limit_after(steps, longest_s, 1.6, AFTER_STEPS) == pytest.approx(limit_s)
+    found_s = limit_after(steps, longest_s, most_s=1.6, margin_s=MARGIN_S, after_steps=AFTER_STEPS)
+    assert found_s == pytest.approx(limit_s)
 
 
 def test_one_long_step_lengthens_the_limit_until_it_is_forgotten() -> None:
@@ -142,7 +144,7 @@ def test_a_pause_that_was_announced_is_no_part_of_the_step_and_a_short_one_is() 
         rank.limit.doing(Activity.COMPUTING, rank.now)
         rank.now += 0.2
         rank.limit.commits(rank.now, 0.2)
-        assert rank.limit.allowed_s == pytest.approx(max(2 * learned_s, learned_s + LEAST_MARGIN_S), rel=0.04)
+        assert rank.limit.allowed_s == pytest.approx(max(2 * learned_s, learned_s + MARGIN_S), rel=0.04)
 
 
 # --- a limit that was too short ---------------------------------------------------------------------------------------
@@ -229,8 +231,8 @@ def evaluation(chance: random.Random) -> Iterator[float]:
 
 
 TRACES: list[Trace] = [
-    even, exponential_loader, regular_loader, random_loader, long_steps_with_a_loader, busy_from_now_and_then, long_tail,
-    evaluation,
+    even, exponential_loader, regular_loader, random_loader, long_steps_with_a_loader, busy_from_now_and_then,
+    long_tail, evaluation,
 ]  # fmt: skip
 
 
@@ -258,6 +260,10 @@ def test_no_step_of_20000_that_is_only_late_is_an_alarm(trace: Trace, seed: int)
 def test_even_steps_have_less_than_half_of_the_policys_limit_in_the_end() -> None:
     _, allowed_s = alarms(even(random.Random(1)), STEPS)
     assert allowed_s < policys_s(0.3) / 2
+
+
+def test_a_policy_that_allows_less_has_a_smaller_margin() -> None:
+    assert Rank(factor=2.0, grace_s=0.5).steps(STEPS).limit.allowed_s == pytest.approx(0.45, rel=0.03)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
