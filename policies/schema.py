@@ -179,7 +179,7 @@ class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank stalls when a step takes more than `factor` median steps + `grace_s`, once it has a history.
 
     With `learns` the limit is lower where steps are even. None: it is so as long as `factor` and `grace_s` are those of
-    the default policy, as a limit that somebody has chosen is kept.
+    the default policy, as a limit that was chosen is kept.
 
     A process that the kernel has stopped (SIGSTOP, a debugger) is at fault after `suspended_s`, whatever it was doing.
     """
@@ -192,7 +192,7 @@ class StallPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def learned(self) -> bool:
-        """Whether the limit follows from the steps before."""
+        """Say that the limit follows from the steps before."""
         chosen = (self.factor, self.grace_s) != (_STALL.factor, _STALL.grace_s)
         return not chosen if self.learns is None else self.learns
 

@@ -46,7 +46,7 @@ class StepLimit:
         self._longest: deque[tuple[int, int]] = deque()  # steps and their lengths in grains, each longer than the next
         self._since_s: float | None = None  # the clock stood at 0
         self._apart_s: float | None = None  # it does not count since then
-        self._excused_s = 0.0
+        self._not_counted_s = 0.0
         self._is_usual = False
         self._allowed_s = 0.0
 
@@ -58,7 +58,7 @@ class StepLimit:
     def doing(self, activity: Activity, now: float) -> None:
         """Take in what the train thread does from now on."""
         was_apart = self._apart_s is not None
-        self._excuse(now)
+        self._count_out(now)
         if activity not in WATCHED:
             if activity is Activity.RECOVERING and not was_apart:
                 self._take(min(self._age_s(now), self.allowed_s))
@@ -88,16 +88,16 @@ class StepLimit:
         )
 
     def _restart(self, now: float) -> None:
-        self._since_s, self._apart_s, self._excused_s = now, None, 0.0
+        self._since_s, self._apart_s, self._not_counted_s = now, None, 0.0
 
-    def _excuse(self, now: float) -> None:
+    def _count_out(self, now: float) -> None:
         if self._apart_s is not None and now - self._apart_s >= SEEN_S:
-            self._excused_s += now - self._apart_s
+            self._not_counted_s += now - self._apart_s
         self._apart_s = None
 
     def _age_s(self, now: float) -> float:
-        self._excuse(now)
-        return 0.0 if self._since_s is None else now - self._since_s - self._excused_s
+        self._count_out(now)
+        return 0.0 if self._since_s is None else now - self._since_s - self._not_counted_s
 
     def _take(self, length_s: float) -> None:
         """Remember the length of a step, or of what lies between two, if it is like those that follow."""

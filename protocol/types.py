@@ -273,7 +273,6 @@ class RankProgress(msgspec.Struct, frozen=True):
     activity_age_s: Seconds
     step_age_s: Seconds
     median_step_s: Seconds
-    allowed_s: Seconds = 0.0  # of a step, learned from those before it; 0: by the policy
     suspended: bool = False  # the kernel says that the process is stopped
     copied_steps: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of its copies in host memory
     copied_bytes: Count = 0  # the memory that they take, and those of others here
@@ -281,6 +280,7 @@ class RankProgress(msgspec.Struct, frozen=True):
     agreed_step: Count = 0  # the newest state that passed a vote; 0: none has
     unchecked: Count = 0  # shards here that no vote can check
     times: StepTimes | None = None  # None: no step was committed
+    allowed_s: Seconds = 0.0  # of a step, learned from those before it; 0: by the policy
 
 
 class RunningProcess(msgspec.Struct, frozen=True):

@@ -298,7 +298,7 @@ def test_a_job_may_do_without_warm_processes() -> None:
     [
         ("", True),
         ("stall: {suspended_s: 7, after_steps: 9}", True),
-        ("stall: {grace_s: 60}", False),  # a limit that somebody has chosen is kept
+        ("stall: {grace_s: 60}", False),  # a limit that was chosen is kept
         ("stall: {factor: 5}", False),
         ("stall: {factor: 2, grace_s: 0.5, learns: true}", True),
         ("stall: {learns: false}", False),
