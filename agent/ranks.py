@@ -41,6 +41,7 @@ WELCOME_S = 60.0  # a start waits this long for the job's description, which may
 START_TRIES = 3  # idle processes that may exit between being taken and being assigned
 EXIT_S = 10.0  # a killed process has exited by then, unless it hangs in the kernel
 _log = logging.getLogger(__name__)
+LAST_WRITTEN_S = 5.0  # what is being written when the job ends; less than an agent is given to end
 REMEMBERED_S = 30.0  # from the kernel's decision to the exit of a process with hundreds of GB
 MOST_KILLS = 1000
 CGROUPS = Path("/sys/fs/cgroup")
@@ -273,7 +274,7 @@ class RankHost:
             process.end(grace_s)
         await asyncio.gather(*(process.wait(grace_s + EXIT_S) for process in processes))
         self.write_copies()
-        await self._writers.close(EXIT_S)
+        await self._writers.close(LAST_WRITTEN_S)
 
     def kill_all(self) -> None:
         """Kill every process now."""

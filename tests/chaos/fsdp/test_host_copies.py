@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from midstep.processor.checkpoints import archive
 from midstep.protocol.host_copies import read_header
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
@@ -111,6 +113,20 @@ def test_all_holders_of_a_piece_come_back_from_their_copies(start_sharded: Start
     faults = [inject(rank, InjectionPoint.BACKWARD, 6) for rank in victims]
     job = run(start_sharded, Setting(mesh=mesh, steps=9), faults)
     assert {incident["restore"] for incident in finish(job)["incidents"]} == {"host_copy"}, job.said()
+
+
+@pytest.mark.soak
+def test_a_checkpoint_of_pieces_is_written_from_copies_though_ranks_die(start_sharded: StartSharded) -> None:
+    """Two of four are killed right after its copy; it is complete in the end, and plain torch reads it."""
+    checkpoint = {"every_steps": 4, "format": "dcp", "keep": 9, "asynchronous": True}
+    faults = [inject(rank, InjectionPoint.FORWARD, 5) for rank in (0, 1)]
+    job = run(start_sharded, Setting(mesh=(4,), steps=8), faults, policy={**COPYING, "checkpoint": checkpoint})
+    (incident,) = finish(job)["incidents"]
+    assert_from_copies(incident, {0, 1}, 1)
+    directory = job.directory / "checkpoints"
+    assert archive.complete_steps(directory) == (4, 8), job.said()
+    metadata = FileSystemReader(directory / "step-00000008").read_metadata()
+    assert any(str(key).startswith("model.") for key in metadata.state_dict_metadata)
 
 
 @pytest.mark.soak
