@@ -90,7 +90,7 @@ def _take_fault(state: JobState, rec: do.TakeFault) -> Recs:
         left_alone, recs = _suspended(state, report)
         if left_alone:
             return recs
-    if state.phase in OVER or state.phase is Phase.WAITING:
+    if state.phase in {*OVER, Phase.WAITING}:
         _put_off(state, report)
         return None
     stale = _stale(state, report) or (_past_suspicion(state, report) if report.kind in SUSPICIONS else None)
