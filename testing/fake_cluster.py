@@ -1,6 +1,6 @@
 """The fake cluster of the tests: the real recovery machine, and what agents, processes and detectors say to it.
 
-Here a test says itself what comes in. In `answering.py` agents and processes answer every command by themselves.
+Here a test says itself what comes in. In `answering_cluster.py` agents and processes answer each command themselves.
 Every transition is held against the table, and every state against itself.
 """
 

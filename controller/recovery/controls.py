@@ -239,7 +239,8 @@ def _release(state: JobState, control: c.ReleaseNode, asked: c.Asked) -> Answere
     recs: list[do.Recommendation] = [
         do.SortOut(msgspec.structs.replace(report, assertion=Assertion.RECOVER, at_s=state.now)) for report in mine
     ]
-    return Answered(f"node {node.name} may be used again", [*recs, *([do.UseAgain(node.name)] if idle else [])])
+    recs += [do.UseAgain(node.name, asked=True)] if idle else []
+    return Answered(f"node {node.name} may be used again", recs)
 
 
 def _forbid(state: JobState, control: c.ForbidRung, asked: c.Asked) -> Answered:

@@ -53,8 +53,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
     node, is_new = world.nodes.get(event.node), False
     if node is None or (node.state in {NodeState.LOST, NodeState.REQUESTED} and not node.given_back):
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain, late=state.generation > 0)
-        failures = failures_by_node(state.accounts.node_failures, state.policy.node, state.now)
-        node.note = worn_out(event.node, failures[event.node], state.policy.node) or ""
+        node.note = _why_barred(state, event.node)
         if node.note:
             node.state = NodeState.ISOLATED
         recs.append(do.NodeCame())
@@ -75,6 +74,12 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
         if not is_early and _is_stale(state, event.node, process):
             state.send(node_address(event.node), m.StopProcess(process.rank, process.incarnation, grace_s=0.0))
     return [*recs, do.StartIfPossible()] if state.phase is Phase.WAITING else recs
+
+
+def _why_barred(state: JobState, name: str) -> str:
+    """Return why a node is not used again by itself, however well it is; empty: nothing speaks against it."""
+    failures = failures_by_node(state.accounts.node_failures, state.policy.node, state.now)
+    return worn_out(name, failures[name], state.policy.node) or ""
 
 
 def _on_joined_too_late(state: JobState, event: m.NodeJoined) -> Recs:
@@ -268,9 +273,11 @@ def _check(state: JobState, name: str) -> None:
 
 
 def _use_again(state: JobState, rec: do.UseAgain) -> Recs:
-    """A node that was left is well again."""
-    node = state.world.nodes[rec.node]
-    node.state, node.note = NodeState.SPARE, ""
+    """A node that was left is well again: it is a spare, if nothing else bars it. An operator may have it so anyhow."""
+    node, barred = state.world.nodes[rec.node], "" if rec.asked else _why_barred(state, rec.node)
+    node.state, node.note = NodeState.ISOLATED if barred else NodeState.SPARE, barred
+    if barred:
+        return None
     _check(state, rec.node)
     node.state = NodeState.UNFIT if state.is_unfit(rec.node) else NodeState.SPARE
     return None

@@ -123,7 +123,8 @@ def plan_repair(
             return _with_buddies(msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons)), places)
         refused.append(why_not)
     if untouched:
-        return _with_buddies(_from_nothing(reports, refused), places)
+        refused.append("training starts from its first step")
+        return _with_buddies(_assemble(reports, 0, RestoreSource.NOTHING, [], [], refused), places)
     raise StateLost("; ".join(refused))
 
 
@@ -217,11 +218,6 @@ def _from_checkpoint(reports: Mapping[int, StepReport]) -> tuple[RepairPlan | No
         return None, f"no complete checkpoint can be read by all ranks{_unlisted(reports)}"
     reason = f"all ranks load the checkpoint of step {step}"
     return _assemble(reports, step, RestoreSource.CHECKPOINT, [], [], [reason]), ""
-
-
-def _from_nothing(reports: Mapping[int, StepReport], refused: list[str]) -> RepairPlan:
-    reason = "training starts from its first step"
-    return _assemble(reports, 0, RestoreSource.NOTHING, [], [], [*refused, reason])
 
 
 def _common_checkpoint(reports: Mapping[int, StepReport]) -> int:

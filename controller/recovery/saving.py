@@ -167,10 +167,10 @@ def _newest_whole_step(state: JobState) -> tuple[int, dict[int, list[str]]] | st
     steps = _whole(state)
     if not steps:
         return "nobody holds clean state that can be trusted"
-    why_not = ""
+    why_not, needed = "", {need for holder in state.world.holders for need in holder.needs}  # by lost ranks, too
     for step in sorted(set(steps.values()) - {0}, reverse=True):
         shares = _shares(state, [rank for rank, committed in steps.items() if committed == step])
-        lost = _needed(state).difference(*shares.values())
+        lost = needed.difference(*shares.values())
         if not lost:
             return step, shares
         why_not = why_not or f"no clean copy of {', '.join(sorted(lost))} is left"
@@ -203,11 +203,6 @@ def _shares(state: JobState, writers: list[int]) -> dict[int, list[str]]:
                 taken.add(hold.shard_id)
                 share.append(hold.shard_id)
     return shares
-
-
-def _needed(state: JobState) -> set[str]:
-    """Return all shards that the ranks are known to need; those of ranks that are lost, too."""
-    return {need for holder in state.world.holders for need in holder.needs}
 
 
 def _local_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:

@@ -232,9 +232,10 @@ class EndNow(Recommendation, frozen=True):
 
 
 class UseAgain(Recommendation, frozen=True):
-    """A node that was left is well again: check it, and use it."""
+    """A node that was left is well again: check it, and use it. `asked`: an operator wants it so."""
 
     node: str
+    asked: bool = False
 
 
 class NodeCame(Recommendation, frozen=True):

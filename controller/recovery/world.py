@@ -98,7 +98,7 @@ class NodeState(StrEnum):
     SPARE = "spare"
     REQUESTED = "requested"  # the platform has been asked for it
     LOST = "lost"
-    ISOLATED = "isolated"  # alive, and not to be used any more
+    ISOLATED = "isolated"  # alive, and left: not used until it is well, or an operator releases it
     UNFIT = "unfit"  # a spare that is not to be used while a fault of it stands
 
 
@@ -158,7 +158,7 @@ class Node:
     state: NodeState
     store: StoreEndpoint | None = None
     failed_link_ups: int = 0  # at this store, since all ranks last met there
-    note: str = ""  # why it is not used
+    note: str = ""  # why it is not used; one that a node joins with isolates it
     given_back: bool = False  # the platform has been ordered to end it
     came: int = 0  # its place among those that came, or came back, after the world's first start; 0: before
     ahead: AheadOrder = field(default_factory=AheadOrder)
@@ -325,9 +325,9 @@ class World:
         )
 
     def add_node(self, name: str, state: NodeState, failure_domain: str = "", *, late: bool = False) -> Node:
-        """Enter a node into the books; its failure domain is the node itself where none is named.
+        """Enter a node into the books, without what an earlier entry said: what outlives a loss is in `Accounts`.
 
-        `late`: the world has started before.
+        Its failure domain is itself where none is named. `late`: the world has started before.
         """
         self.late_nodes += late
         self.nodes[name] = Node(name, failure_domain or name, state, came=self.late_nodes if late else 0)

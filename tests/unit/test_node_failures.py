@@ -8,10 +8,12 @@ from midstep.policies.budgets import NodeFailure
 from midstep.policies.ladder import Ladder
 from midstep.policies.rules import advice
 from midstep.policies.schema import Budget, NodePolicy, Policy, RungPolicy
+from midstep.protocol.controls import ReleaseNode
 from midstep.protocol.messages import FaultReported, NodeLost, ProcessExited, StartProcess
-from midstep.protocol.types import FaultKind, FaultReport, Rung, RunningProcess
+from midstep.protocol.types import Assertion, FaultKind, FaultReport, Rung, RunningProcess
 from midstep.testing.fake_cluster import FakeCluster, job, only
 
+from .test_controls import ask
 from .test_policies_ladder import facts_of, fault
 
 LADDER = (
@@ -175,6 +177,23 @@ def test_a_node_that_was_lost_too_often_is_no_spare_when_it_returns() -> None:
     (status,) = [node for node in cluster.machine.status(cluster.now).nodes if node.node == "node0"]
     assert status.state == "isolated"
     assert status.note == "node node0 has had 2 failures within 100 s, node.failures is 1"
+
+
+def test_a_node_that_failed_too_often_is_no_spare_because_a_fault_of_it_is_over() -> None:
+    """An operator may release it; it is a spare then."""
+    cluster = running(failures=1)
+    for step in (1, 2):
+        cluster.feed(cluster.exited(0))
+        cluster.recover(step)
+    cluster.feed(NodeLost("node0", "silent", cluster.now), cluster.node("node0"))
+    cluster.feed(cluster.unwell("node0"), cluster.unwell("node0", Assertion.RECOVER))
+    (status,) = [node for node in cluster.machine.status(cluster.now).nodes if node.node == "node0"]
+    assert (status.state, status.note) == (
+        "isolated",
+        "node node0 has had 2 failures within 100 s, node.failures is 1",
+    )
+    ask(cluster, ReleaseNode("node0"))
+    assert "node0" in cluster.machine.state.world.spares()
 
 
 def test_a_world_of_nodes_with_eight_ranks_survives_that_all_processes_of_a_node_end_one_by_one() -> None:
