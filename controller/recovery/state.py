@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.budgets import NodeFailure, Spent, WrongVote
+from ...policies.budgets import NodeFailure, Spent, WrongVote, failures_by_node, worn_out
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
@@ -378,6 +378,11 @@ class JobState:
         """Return where the present generation meets."""
         return self.meeting.rendezvous(self.world, f"{self.job.job}/{self.generation}")
 
+    def why_barred(self, name: str) -> str:
+        """Return why a node is not used again by itself, however well it is; empty: nothing speaks against it."""
+        failures = failures_by_node(self.accounts.node_failures, self.policy.node, self.now)
+        return worn_out(name, failures[name], self.policy.node) or ""
+
     def is_unfit(self, name: str) -> bool:
         """Return whether a node without ranks may not be chosen now: a fault stands, or its check has not ended."""
         return bool(self.book.on(name, UNFIT)) or self.checks.is_open(name)
@@ -441,8 +446,9 @@ class JobState:
 
     def remember(self, report: FaultReport) -> bool:
         """Add a fault to the open incident, or open one with it; say whether one was opened."""
-        pids = {} if self.history.open else self.world.pids()
-        return self.history.report(report, pids, self.now, self.progress.committed)
+        return self.history.report(
+            report, {} if self.history.open else self.world.pids(), self.now, self.progress.committed
+        )
 
     def note(self, remark: str) -> None:
         """Keep a remark for the record of the next repair."""
@@ -456,8 +462,7 @@ class JobState:
     def decided(self, decision: Decision) -> None:
         """Remember what was decided, and have it said in the log in the same words."""
         self.history.decided(decision)
-        incident = self.history.open
-        if incident is not None:
+        if (incident := self.history.open) is not None:
             self.turn.actions += [Log(f"incident {incident.number}: {text}") for text in decision.in_words()]
 
     def ignore(self, why: str) -> None:

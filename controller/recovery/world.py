@@ -164,6 +164,10 @@ class Node:
     ahead: AheadOrder = field(default_factory=AheadOrder)
     prepared: dict[StandbyDepth, PreparedProcesses] = field(default_factory=dict)  # as it says itself
 
+    def greeted(self, store: StoreEndpoint) -> None:
+        """Take note of its agent, which may be another one: it says what it has prepared."""
+        self.store, self.ahead, self.prepared = store, AheadOrder(), {}
+
 
 @dataclass
 class World:
