@@ -101,8 +101,7 @@ class Due:
         self.unplaced.discard(rank)
 
 
-# Known to take long: the others wait, and that is as it should be.
-EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})
+EXCUSED = frozenset({Activity.CHECKPOINTING, Activity.PAUSED})  # known to take long: the others wait with good reason
 
 
 @dataclass
@@ -446,9 +445,8 @@ class JobState:
 
     def remember(self, report: FaultReport) -> bool:
         """Add a fault to the open incident, or open one with it; say whether one was opened."""
-        return self.history.report(
-            report, {} if self.history.open else self.world.pids(), self.now, self.progress.committed
-        )
+        pids = {} if self.history.open else self.world.pids()
+        return self.history.report(report, pids, self.now, self.progress.committed)
 
     def note(self, remark: str) -> None:
         """Keep a remark for the record of the next repair."""
