@@ -8,30 +8,14 @@ become different in each update.
 `audited.py RECORDS STEPS STEP_S [changing|drifting]`
 """
 
-import json
-import os
-import random
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from training import (  # type: ignore[import-not-found]
-    BATCH,
-    SAMPLES,
-    WIDTH,
-    augmented,
-    build_optimizer,
-    digest,
-    optimizer_tensors,
-)
+from training import WIDTH, Trained, augmented  # type: ignore[import-not-found]
 
 import midstep
-from midstep.processor.data import ResumableBatches
 
 
 def build_model() -> torch.nn.Module:
@@ -50,47 +34,23 @@ def build_model() -> torch.nn.Module:
 
 def train(records: Path, steps: int, step_s: float, fault: str) -> None:
     """Train, and write down how this rank ended."""
-    midstep.init_process_group()
-    rank = dist.get_rank()
-    module = build_model()
-    model = DistributedDataParallel(module, bucket_cap_mb=0.005)
-    optimizer = build_optimizer(module)
-    torch.manual_seed(100 + rank)
-    random.seed(200 + rank)
-    np.random.seed(300 + rank)
-    data = TensorDataset(torch.randn(SAMPLES, 16), torch.randint(0, 4, (SAMPLES,)))
-    batches = ResumableBatches(DataLoader(data, batch_size=BATCH, shuffle=True), seed=rank)
-    running = {"loss": 0.0}
-    state = midstep.TrainState(model=model, optimizer=optimizer, data=batches, values={"running": running})
+    trained = Trained(build_model)
 
-    @midstep.resilient(state)
+    @midstep.resilient(trained.state)
     def loop() -> None:
-        stream = batches.endless()
-        for step in state.steps(steps):
+        stream = trained.batches.endless()
+        for step in trained.state.steps(steps):
             samples, labels = step.inputs(next(stream))
-            optimizer.zero_grad()
             noise = time.monotonic() % 1.0 if fault == "changing" else 0.0
-            loss = torch.nn.functional.cross_entropy(model(augmented(samples) + noise), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
+            trained.backward(trained.forward(augmented(samples) + noise, labels))
             time.sleep(step_s)
             with step.update():
-                optimizer.step()
+                trained.update()
                 if fault == "drifting" and step.index:
-                    next(module.parameters()).data.add_(1e-6 * rank)
+                    next(trained.module.parameters()).data.add_(1e-6 * trained.rank)
 
     loop()
-    end = {
-        "parameters": digest(dict(module.named_parameters())),
-        "buffers": digest(dict(module.named_buffers())),
-        "optimizer": digest(optimizer_tensors(optimizer)),
-        "random numbers": digest({"torch": torch.get_rng_state()}),
-        "data": batches.state_dict(),
-        "running": running["loss"].hex(),
-        "pid": os.getpid(),
-    }
-    (records / f"end.{rank}.json").write_text(json.dumps(end))
-    dist.destroy_process_group()
+    trained.end(records)
 
 
 if __name__ == "__main__":

@@ -8,30 +8,15 @@ Each rank writes down the batches of the steps that were committed (`drawn.RANK`
 """
 
 import json
-import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from training import (  # type: ignore[import-not-found]
-    BATCH,
-    SAMPLES,
-    augmented,
-    build_model,
-    build_optimizer,
-    build_scheduler,
-    digest,
-    optimizer_tensors,
-)
+from training import Trained, augmented, wait_at_gate  # type: ignore[import-not-found]
 
 import midstep
-from midstep.processor.data import ResumableBatches
 
 
 class Bad:
@@ -55,22 +40,8 @@ class Bad:
 
 def train(records: Path, steps: int, step_s: float, given: dict[str, Any]) -> None:
     """Train for `steps` steps of at least `step_s` and write this rank's record."""
-    midstep.init_process_group()
-    rank = dist.get_rank()
-    module = build_model()
-    model = DistributedDataParallel(module, bucket_cap_mb=0.005)
-    optimizer = build_optimizer(module)
-    scheduler = build_scheduler(optimizer)
-    torch.manual_seed(100 + rank)
-    random.seed(200 + rank)
-    np.random.seed(300 + rank)
-    data = TensorDataset(torch.randn(SAMPLES, 16), torch.randint(0, 4, (SAMPLES,)))
-    batches = ResumableBatches(DataLoader(data, batch_size=BATCH, shuffle=True), seed=rank)
-    running = {"loss": 0.0}
-    bad = Bad(given, records, rank)
-    state = midstep.TrainState(
-        model=model, optimizer=optimizer, scheduler=scheduler, data=batches, values={"running": running}
-    )
+    trained = Trained()
+    batches, bad = trained.batches, Bad(given, records, trained.rank)
 
     def drawn(stream: Any) -> tuple[int, Any]:
         while True:
@@ -79,44 +50,29 @@ def train(records: Path, steps: int, step_s: float, given: dict[str, Any]) -> No
             if batch not in bad.leave_out:
                 return batch, found
 
-    @midstep.resilient(state)
+    @midstep.resilient(trained.state)
     def loop() -> None:
         stream = batches.endless()
-        for step in state.steps(steps):
-            while (records / f"gate.{step.index}").exists():
-                time.sleep(0.02)
+        for step in trained.state.steps(steps):
+            wait_at_gate(records, step.index)
             began_s = time.monotonic()
             batch, (samples, labels) = drawn(stream)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(augmented(samples)), labels)
+            loss = trained.forward(augmented(samples), labels)
             if given.get("fails") == "oom" and bad.meets(batch):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 TiB")
-            loss.backward()  # type: ignore[no-untyped-call]
-            running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
+            trained.backward(loss)
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
             step.report(
                 loss=loss * float("nan") if "fails" not in given and bad.meets(batch) else loss, samples=len(labels)
             )
             with step.update():
-                optimizer.step()
-                scheduler.step()
-            with (records / f"steps.{rank}").open("a") as record:
-                record.write(f"{step.index} {float(loss.item()).hex()} {digest(dict(module.named_parameters()))}\n")
-            with (records / f"drawn.{rank}").open("a") as record:
+                trained.update()
+            trained.record(records, step.index, loss)
+            with (records / f"drawn.{trained.rank}").open("a") as record:
                 record.write(f"{step.index} {batch}\n")
 
     loop()
-    end = {
-        "parameters": digest(dict(module.named_parameters())),
-        "buffers": digest(dict(module.named_buffers())),
-        "optimizer": digest(optimizer_tensors(optimizer)),
-        "scheduler": [scheduler.last_epoch, *(float(rate).hex() for rate in scheduler.get_last_lr())],
-        "random numbers": digest({"torch": torch.get_rng_state()}),
-        "data": batches.state_dict(),
-        "running": running["loss"].hex(),
-    }
-    (records / f"end.{rank}.json").write_text(json.dumps(end))
-    dist.destroy_process_group()
+    trained.end(records)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,78 @@ def augmented(samples: torch.Tensor) -> torch.Tensor:
     return samples * random.uniform(0.9, 1.1) + float(np.random.normal(0.0, 0.01))
 
 
+class Trained:
+    """A model with all that changes in a step of its training, and data of each rank's own."""
+
+    def __init__(self, build: Callable[[], torch.nn.Module] = build_model) -> None:
+        """Build everything, on this rank of a job. `build`: makes the model, the same everywhere."""
+        midstep.init_process_group()
+        self.rank = dist.get_rank()
+        self.module = build()
+        self._model = DistributedDataParallel(self.module, bucket_cap_mb=0.005)
+        self._optimizer = build_optimizer(self.module)
+        self._scheduler = build_scheduler(self._optimizer)
+        torch.manual_seed(100 + self.rank)
+        random.seed(200 + self.rank)
+        np.random.seed(300 + self.rank)
+        data = TensorDataset(torch.randn(SAMPLES, 16), torch.randint(0, 4, (SAMPLES,)))
+        self.batches = ResumableBatches(DataLoader(data, batch_size=BATCH, shuffle=True), seed=self.rank)
+        self._running = {"loss": 0.0}
+        self.state = midstep.TrainState(
+            model=self._model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            data=self.batches,
+            values={"running": self._running},
+        )
+
+    def forward(self, samples: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Begin a step, and return its loss."""
+        self._optimizer.zero_grad()
+        return torch.nn.functional.cross_entropy(self._model(samples), labels)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._running["loss"] = 0.9 * self._running["loss"] + 0.1 * loss.item()
+
+    def update(self) -> None:
+        """Apply them."""
+        self._optimizer.step()
+        self._scheduler.step()
+
+    def record(self, records: Path, step: int, loss: torch.Tensor) -> None:
+        """Write down what a step has given, bit for bit."""
+        with (records / f"steps.{self.rank}").open("a") as record:
+            record.write(f"{step} {float(loss.item()).hex()} {digest(dict(self.module.named_parameters()))}\n")
+
+    def end(self, records: Path) -> None:
+        """Write down how this rank has ended, and leave the job."""
+        random_numbers = {
+            "torch": torch.get_rng_state(),
+            "python": torch.tensor(random.getstate()[1]),
+            "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
+        }
+        end = {
+            "parameters": digest(dict(self.module.named_parameters())),
+            "buffers": digest(dict(self.module.named_buffers())),
+            "optimizer": digest(optimizer_tensors(self._optimizer)),
+            "scheduler": [self._scheduler.last_epoch, *(float(rate).hex() for rate in self._scheduler.get_last_lr())],
+            "random numbers": digest(random_numbers),
+            "data": self.batches.state_dict(),
+            "running": self._running["loss"].hex(),
+            "pid": os.getpid(),
+        }
+        (records / f"end.{self.rank}.json").write_text(json.dumps(end))
+        dist.destroy_process_group()
+
+
+def wait_at_gate(records: Path, step: int) -> None:
+    """Wait in front of a step for as long as its gate is there."""
+    while (records / f"gate.{step}").exists():
+        time.sleep(0.02)
+
+
 def train(
     records: Path,
     steps: int,
@@ -90,60 +162,25 @@ def train(
     augment: Callable[[torch.Tensor], torch.Tensor] = augmented,
 ) -> None:
     """Train for `steps` steps of at least `step_s` and write this rank's record."""
-    midstep.init_process_group()
-    rank = dist.get_rank()
-    module = build_model()
-    model = DistributedDataParallel(module, bucket_cap_mb=0.005)
-    optimizer = build_optimizer(module)
-    scheduler = build_scheduler(optimizer)
-    torch.manual_seed(100 + rank)
-    random.seed(200 + rank)
-    np.random.seed(300 + rank)
-    data = TensorDataset(torch.randn(SAMPLES, 16), torch.randint(0, 4, (SAMPLES,)))
-    batches = ResumableBatches(DataLoader(data, batch_size=BATCH, shuffle=True), seed=rank)
-    running = {"loss": 0.0}
-    state = midstep.TrainState(
-        model=model, optimizer=optimizer, scheduler=scheduler, data=batches, values={"running": running}
-    )
+    trained = Trained()
 
-    @midstep.resilient(state, lifecycle=lifecycle)
+    @midstep.resilient(trained.state, lifecycle=lifecycle)
     def loop() -> None:
-        stream = batches.endless()
-        for step in state.steps(steps):
-            while (records / f"gate.{step.index}").exists():
-                time.sleep(0.02)
+        stream = trained.batches.endless()
+        for step in trained.state.steps(steps):
+            wait_at_gate(records, step.index)
             began_s = time.monotonic()
             samples, labels = next(stream)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(augment(samples)), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            running["loss"] = 0.9 * running["loss"] + 0.1 * loss.item()
+            loss = trained.forward(augment(samples), labels)
+            trained.backward(loss)
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
             step.report(loss=loss)
             with step.update():
-                optimizer.step()
-                scheduler.step()
-            with (records / f"steps.{rank}").open("a") as record:
-                record.write(f"{step.index} {float(loss.item()).hex()} {digest(dict(module.named_parameters()))}\n")
+                trained.update()
+            trained.record(records, step.index, loss)
 
     loop()
-    random_numbers = {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor(random.getstate()[1]),
-        "numpy": torch.from_numpy(np.random.get_state(legacy=False)["state"]["key"].astype(np.int64)),
-    }
-    end = {
-        "parameters": digest(dict(module.named_parameters())),
-        "buffers": digest(dict(module.named_buffers())),
-        "optimizer": digest(optimizer_tensors(optimizer)),
-        "scheduler": [scheduler.last_epoch, *(float(rate).hex() for rate in scheduler.get_last_lr())],
-        "random numbers": digest(random_numbers),
-        "data": batches.state_dict(),
-        "running": running["loss"].hex(),
-        "pid": os.getpid(),
-    }
-    (records / f"end.{rank}.json").write_text(json.dumps(end))
-    dist.destroy_process_group()
+    trained.end(records)
 
 
 if __name__ == "__main__":
