@@ -37,6 +37,7 @@ FLIP_POINTS = {
     "gradient": "update",
     "activation": "forward",
     "checkpoint": "forward",
+    "repair": "repair",
 }
 INJECTION_POINTS = tuple(point.value for point in t.InjectionPoint)
 ASK_S = 10.0

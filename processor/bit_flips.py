@@ -19,7 +19,7 @@ from .checkpoints.files import SHARD, step_directory
 from .framework import Exposed
 
 if TYPE_CHECKING:
-    from .framework import Framework
+    from .framework import Framework, OpenShard
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EXPONENT_BITS = {torch.float32: 8, torch.bfloat16: 8, torch.float16: 5, torch.float64: 11}
@@ -47,10 +47,22 @@ class BitFlips:
         if fault.action is FaultAction.FLIP_GRADIENT and fault.point is InjectionPoint.BACKWARD:
             self._flip_next_gradient(fault)
             return
-        tensors = [tensor for tensor in self._tensors(fault.action) if _can_be_flipped(tensor)]
-        if not tensors:
+        self._flip_one_of(self._tensors(fault.action), fault)
+
+    def spoil(self, shards: "dict[str, OpenShard]", fault: ArmedFault) -> "dict[str, OpenShard]":
+        """Return copies of shards that are to be sent, in one of which bits have flipped. The shards stay as they are.
+
+        Raises ConfigurationError as `flip` does.
+        """
+        copies: dict[str, OpenShard] = {name: _Copy(shard) for name, shard in shards.items()}
+        self._flip_one_of([each for copy in copies.values() for each in self._parts_of(copy, "parameters")], fault)
+        return copies
+
+    def _flip_one_of(self, tensors: Sequence[torch.Tensor], fault: ArmedFault) -> None:
+        floats = [tensor for tensor in tensors if _can_be_flipped(tensor)]
+        if not floats:
             raise ConfigurationError(f"{fault.action}: there is no such tensor of floats here, or not yet")
-        self._flip(self._dice.choice(tensors), fault)
+        self._flip(self._dice.choice(floats), fault)
 
     def _flip(self, flipped: torch.Tensor, fault: ArmedFault) -> None:
         tensor = flipped.data.view(-1)  # `data`: its version counter is its own
@@ -112,11 +124,12 @@ class BitFlips:
             return self._framework.gradients() if isinstance(self._framework, Exposed) else ()
         found: list[torch.Tensor] = []
         for hold in self._framework.shards():
-            shard = self._framework.open_shard(hold.shard_id)
-            names = tree.tensor_names(shard.header)
-            parts = zip(names, shard.tensors, strict=True)
-            found += [tensor for name, tensor in parts if name.startswith(_PARTS[action])]
+            found += self._parts_of(self._framework.open_shard(hold.shard_id), _PARTS[action])
         return found
+
+    def _parts_of(self, shard: "OpenShard", part: str) -> list[torch.Tensor]:
+        parts = zip(tree.tensor_names(shard.header), shard.tensors, strict=True)
+        return [tensor for name, tensor in parts if name.startswith(part)]
 
     def _place(self, tensor: torch.Tensor) -> int:
         """Return an element that is not zero, if there is one near."""
@@ -131,6 +144,14 @@ class BitFlips:
         if bits is FlippedBits.EXPONENT:
             return self._dice.randrange(mantissa, width - 1)
         return self._dice.randrange(max(0, mantissa - _HIGH_BITS), mantissa)
+
+
+class _Copy:
+    """A copy of an opened shard, in memory of its own."""
+
+    def __init__(self, shard: "OpenShard") -> None:
+        self.header = shard.header
+        self.tensors = [tensor.detach().clone() for tensor in shard.tensors]
 
 
 def _can_be_flipped(tensor: torch.Tensor) -> bool:

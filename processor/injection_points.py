@@ -21,12 +21,19 @@ from ..protocol.faults import DEVICE_FAULT_ACTIONS, FLIP_ACTIONS, ArmedFault, Fa
 if TYPE_CHECKING:
     import torch
 
+    from .framework import OpenShard
+
 # They strike the train thread, so they need it at a certain place.
 _IN_THE_TRAIN_THREAD = DEVICE_FAULT_ACTIONS | FLIP_ACTIONS | {FaultAction.RAISE, FaultAction.HANG, FaultAction.SLOW}
 
 
 def _cannot(action: FaultAction) -> None:
     raise ConfigurationError(f"{action} can only be caused on the fake device (`midstep run --device fake`)")
+
+
+def _cannot_spoil(_sent: "dict[str, OpenShard]", fault: ArmedFault) -> "dict[str, OpenShard]":
+    _cannot_flip(fault)
+    return {}
 
 
 def _cannot_flip(fault: ArmedFault) -> None:
@@ -47,7 +54,9 @@ class InjectionPoints:
         self._rank = rank
         self._incarnation = incarnation
         self._harm = harm
-        self.flip: Callable[[ArmedFault], None] = _cannot_flip  # set when there is a train state
+        # Set when there is a train state.
+        self.flip: Callable[[ArmedFault], None] = _cannot_flip
+        self.spoil: Callable[[dict[str, OpenShard], ArmedFault], dict[str, OpenShard]] = _cannot_spoil
         self._dice = random.Random(f"{rank}/{incarnation}")
         self._armed: list[ArmedFault] = []
         self.replaying = False  # a step of another rank: what is armed for one of this rank's waits
@@ -91,9 +100,18 @@ class InjectionPoints:
             self._inject(fault)
             return
 
+    def sent(self, shards: "dict[str, OpenShard]") -> "dict[str, OpenShard]":
+        """Return what is handed over in a repair: these shards, or copies in which bits have flipped."""
+        for fault in self._armed if shards else ():
+            if fault.action is FaultAction.FLIP_REPAIR:
+                self._armed.remove(fault)
+                return self.spoil(shards, fault)
+        return shards
+
     def _fits(self, fault: ArmedFault, point: InjectionPoint, step: int) -> bool:
         """Say whether a fault is meant for this place. One that strikes again and again does so in a replay, too."""
-        if fault.point not in {None, point} or fault.step not in {None, step}:
+        elsewhere = fault.point not in {None, point} or fault.step not in {None, step}
+        if elsewhere or fault.action is FaultAction.FLIP_REPAIR:
             return False
         of_replay = point is InjectionPoint.REPLAY
         return of_replay or fault.rate > 0 if self.replaying else not of_replay

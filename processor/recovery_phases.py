@@ -195,6 +195,7 @@ class RecoveryPhases:
             framework=framework,
             links=runtime.communicator,
             read_local_state=lambda rank, step: self._read_local(rank, step, part),
+            sent=runtime.injection_points.sent,
         )
         done.own = transferred.local_state
         done.received = ReceivedBytes(transferred.bytes_received, transferred.bytes_over_devices)

@@ -61,15 +61,22 @@ class Arrived:
 
 
 def run_transfers(
-    part: RepairPart, *, rank: int, framework: Framework, links: ranges.PeerLinks, read_local_state: ReadOwnState
+    part: RepairPart,
+    *,
+    rank: int,
+    framework: Framework,
+    links: ranges.PeerLinks,
+    read_local_state: ReadOwnState,
+    sent: Callable[[dict[str, OpenShard]], dict[str, OpenShard]] = lambda opened: opened,
 ) -> Transferred:
     """Carry out this rank's part of the plan. Runs in repair, in the train thread, on all ranks that have a part.
 
-    `read_local_state(rank, step)` reads a copy of a local state from the black box here. Shards that arrived whole
+    `read_local_state(rank, step)` reads a copy of a local state from the black box here. `sent` may return other shards
+    than those that are held here (`midstep inject --flip repair`). Shards that arrived whole
     are adopted before this returns. Raises ChecksumMismatch (naming shard, range and source), StateLost when a copy
     that the plan counts on is gone, RecoveryError when plan and shard do not fit, and whatever the links raise.
     """
-    opened = open_sources(part, rank=rank, framework=framework)
+    opened = sent(open_sources(part, rank=rank, framework=framework))
     arrived = move(part, opened, rank=rank, framework=framework, links=links, read_local_state=read_local_state)
     adopt(arrived, framework)
     return arrived.received
@@ -264,7 +271,7 @@ class EarlyTransfers:
         runtime, communicator, part = self._runtime, self._runtime.communicator, order.part
         if not isinstance(communicator, PairLinking) or not self._may(order, held):
             return
-        opened = open_sources(part, rank=runtime.rank, framework=self._framework)
+        opened = runtime.injection_points.sent(open_sources(part, rank=runtime.rank, framework=self._framework))
         links = communicator.open_pairs(order.generation, order.store, runtime.settings.link_up_s)
         if runtime.interrupted():  # the abort of the next generation came before there was anything to abort
             links.abort("the next generation is being opened")

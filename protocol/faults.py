@@ -239,6 +239,7 @@ class FaultAction(StrEnum):
     FLIP_GRADIENT = "flip_gradient"  # of one that is final; at `backward`, of one that is not reduced yet
     FLIP_CHECKPOINT = "flip_checkpoint"  # of the file that this rank has written last for a checkpoint
     FLIP_ACTIVATION = "flip_activation"  # of what the next layer computes
+    FLIP_REPAIR = "flip_repair"  # of a parameter that this rank sends to another one in a repair: its own stays right
     # The rest is for a device that can be harmed, which is the fake one.
     MEMORY_TEMPORARY = "memory_temporary"  # an uncorrectable error in memory that nothing lasting uses
     MEMORY_PERSISTENT = "memory_persistent"  # in a parameter
@@ -280,9 +281,7 @@ class ArmedFault(msgspec.Struct, frozen=True):
     step: Count | None = None  # index of the step, 0-based; None: any
     incarnation: Count | None = None  # only this incarnation of the rank; None: any
     operation: Name = ""  # only this collective, as torch's process groups name it; "": any. Then `point` is COLLECTIVE
-    group: Annotated[
-        tuple[Rank, ...], Meta(max_length=MOST_OF_A_RANK)
-    ] = ()  # only in the process group of these ranks; (): any
+    group: Annotated[tuple[Rank, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # in that of these ranks; (): any
     rate: Share = 0.0  # above 0: each time that it fits, with this probability, again and again; 0: once
     bits: FlippedBits = FlippedBits.ONE  # of a flip
     for_s: Seconds = 0.0  # how long to sleep

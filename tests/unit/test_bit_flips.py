@@ -9,6 +9,7 @@ import torch
 from midstep.processor import tree
 from midstep.processor.bit_flips import BitFlips
 from midstep.processor.checkpoints import archive
+from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.shard import Shard
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
@@ -92,6 +93,23 @@ def test_a_gradient_is_flipped_when_the_backward_pass_computes_it() -> None:
         held.parameter.grad = None
         (held.parameter * 1.0).sum().backward()
         assert bool((held.parameter.grad != 1.0).all()) is differs
+
+
+@pytest.mark.parametrize("bits", list(FlippedBits))
+def test_of_what_is_sent_a_copy_is_flipped(bits: FlippedBits) -> None:
+    """What is held here stays right; it is sent right the next time."""
+    held: Any = Held(torch.float32)
+    right = [tensor.clone() for tensor in held.open_shard("all").tensors]
+    fault = ArmedFault(0, FaultAction.FLIP_REPAIR, InjectionPoint.REPAIR, bits=bits)
+    points = InjectionPoints(0, 1, [fault])
+    points.spoil = BitFlips(held, 0, 1).spoil
+    points.reached(InjectionPoint.REPAIR, 5)
+    assert points.sent({}) == {}
+    sent = points.sent({"all": held.open_shard("all")})["all"]
+    assert not all(torch.equal(one, other) for one, other in zip(sent.tensors, right, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(held.open_shard("all").tensors, right, strict=True))
+    shard = held.open_shard("all")
+    assert points.sent({"all": shard})["all"] is shard
 
 
 def test_a_bit_of_the_newest_checkpoint_is_flipped(tmp_path: Path) -> None:
