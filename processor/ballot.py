@@ -2,48 +2,83 @@
 
 Each rank hashes its shards. With a commit barrier the hashes go round, and when it is passed every rank has heard the
 same and draws the same conclusion, before the update of the step. Ranks with one hash of a shard hold the same bytes.
-So of three copies or more the odd one is wrong; two that differ name no rank; one is not checked.
+So of three copies or more the odd one is wrong; two that differ name no rank; one is not checked. A copy that a repair
+has just brought from another rank has no voice: it says again what its sender says.
 
 What is said is united in any order, and hearing it twice changes nothing. Of each hash the lowest ranks that have it
 are named, and no more than are needed to count: in a large world the message stays small.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-if TYPE_CHECKING:
-    from ..communicators.base import Gathering
+from .gathered import Gathered, Hash
 
 MOST_RANKS = 8  # that are named for one hash of a shard
 MOST_HASHES = 8  # of one shard
 MOST_SHARDS = 100_000
 
-Hash = Annotated[int, Meta(ge=0)]
+Held = Annotated[dict[Hash, list[int]], Meta(max_length=MOST_HASHES)]
 
 
 class Copies(msgspec.Struct, frozen=True, array_like=True):
-    """The copies of one shard, as far as they are known. `proven`: they have been equal once."""
+    """The copies of one shard, as far as they are known. `proven`: they have been equal once.
+
+    `ranks`: of each hash, the lowest that have it. `received`: those that have it from another rank, since the last
+    vote that passed.
+    """
 
     proven: bool
-    ranks: Annotated[dict[Hash, list[int]], Meta(max_length=MOST_HASHES)]  # of each hash, the lowest that have it
+    ranks: Held
+    received: Held
 
     def united(self, other: "Copies") -> "Copies":
         """Return what is known together."""
-        ranks = {each: list(held) for each, held in self.ranks.items()}
-        for each, held in other.ranks.items():
-            ranks[each] = sorted({*ranks.get(each, ()), *held})[:MOST_RANKS]
-        kept = sorted(ranks, key=lambda each: (ranks[each][0], each))[:MOST_HASHES]
-        return Copies(self.proven or other.proven, {each: ranks[each] for each in kept})
+        ranks, received = _united(self.ranks, other.ranks), _united(self.received, other.received)
+        return Copies(self.proven or other.proven, ranks, received)
 
-    def odd_ones(self) -> tuple[int, ...] | None:
+    @property
+    def hashes(self) -> set[int]:
+        """All that some rank has."""
+        return {*self.ranks, *self.received}
+
+    @property
+    def holders(self) -> list[int]:
+        """The ranks that are known to hold the shard."""
+        return sorted(rank for by_hash in (self.ranks, self.received) for held in by_hash.values() for rank in held)
+
+    def judged(self) -> "_Odd | None":
         """Return the ranks that differ from a strict majority; None where there is none that is known to be one."""
-        first, *others = sorted(self.ranks.values(), key=len, reverse=True)
-        odd = [rank for held in others for rank in held]
-        counted = len(self.ranks) < MOST_HASHES and all(len(held) < MOST_RANKS for held in others)
-        return tuple(sorted(odd)) if counted and len(first) > len(odd) else None
+        voices = self.ranks or self.received
+        (right, first), *others = sorted(voices.items(), key=lambda each: len(each[1]), reverse=True)
+        odd = [rank for _, held in others for rank in held]
+        copied = [held for each, held in self.received.items() if each != right and voices is self.ranks]
+        all_named = all(len(held) < MOST_RANKS for held in (*(held for _, held in others), *copied))
+        if len(voices) == MOST_HASHES or not all_named or len(first) <= len(odd):
+            return None
+        return _Odd(odd, [rank for held in copied for rank in held], alone=not odd and all(len(h) == 1 for h in copied))
+
+
+class _Odd(msgspec.Struct, frozen=True):
+    """The ranks that differ in a shard: by themselves, and in a copy that they have been sent.
+
+    `alone`: no rank has what one of the latter has, so none can have sent it.
+    """
+
+    themselves: list[int]
+    received: list[int]
+    alone: bool
+
+
+def _united(ours: Held, theirs: Held) -> Held:
+    ranks = {each: list(held) for each, held in ours.items()}
+    for each, held in theirs.items():
+        ranks[each] = sorted({*ranks.get(each, ()), *held})[:MOST_RANKS]
+    kept = sorted(ranks, key=lambda each: (ranks[each][0], each))[:MOST_HASHES]
+    return {each: ranks[each] for each in kept}
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
@@ -55,8 +90,10 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
 class VoteResult(msgspec.Struct, frozen=True):
     """The result of a vote, the same on all ranks.
 
-    `odd`: of each rank that differs from a majority, the shards. `changed`: of each rank, the shards whose memory has
-    changed where nothing may. `undecided`: the ranks that hold a shard of which no rank can be blamed. `never_equal`:
+    `odd`: of each rank that differs from a majority, the shards. `misled`: those of them that may have been sent their
+    copy by another odd one, and `arrived`: those whose copy was right when it was sent.
+    `changed`: of each rank, the shards whose memory has changed where nothing may. `undecided`: the ranks that hold a
+    shard of which no rank can be blamed, and `hashes`: all that they have of it. `never_equal`:
     shards whose copies were not equal in the first vote on them either. `single`: those that one rank alone holds.
     `agreed`: the newest state that had passed a vote before.
     """
@@ -68,6 +105,9 @@ class VoteResult(msgspec.Struct, frozen=True):
     never_equal: tuple[str, ...]
     voted: bool  # some rank has said what it holds
     single: tuple[str, ...]
+    misled: tuple[int, ...] = ()
+    arrived: tuple[int, ...] = ()
+    hashes: dict[str, tuple[int, ...]] = {}
 
     @property
     def passed(self) -> bool:
@@ -75,23 +115,36 @@ class VoteResult(msgspec.Struct, frozen=True):
         return not (self.odd or self.changed or self.undecided)
 
     @property
-    def to_blame(self) -> dict[int, tuple[str, ...]]:
-        """The ranks that are wrong, and in which shards."""
+    def wrong(self) -> dict[int, tuple[str, ...]]:
+        """The ranks whose copies are wrong, and which."""
         ranks = sorted({*self.odd, *self.changed})
         return {rank: tuple(sorted({*self.odd.get(rank, ()), *self.changed.get(rank, ())})) for rank in ranks}
+
+    @property
+    def to_blame(self) -> dict[int, tuple[str, ...]]:
+        """Those of them that have made it wrong."""
+        return {rank: shards for rank, shards in self.wrong.items() if rank not in self.misled}
+
+    @property
+    def speaker(self) -> int:
+        """The rank that speaks for all where none is to blame."""
+        return min((*self.wrong, *(rank for ranks in self.undecided.values() for rank in ranks)))
 
     def is_exact(self, state: int) -> bool:
         """Return whether a copy of those who are not to blame is what an undisturbed run has. `state`: of this vote.
 
         It is where nothing that is wrong has been in a gradient: the state before has passed a vote, too, so the odd
-        one went wrong in the last update. Memory that has changed since this state was equal everywhere has spoilt
-        gradients that are not applied.
+        one went wrong in the last update. Memory that has changed since this state was equal everywhere, and a copy
+        that was changed on its way, have spoilt gradients that are not applied.
         """
-        return not self.undecided and (not self.odd or self.agreed >= state - 1)
+        earlier = set(self.odd).difference(self.arrived)
+        return not self.undecided and (not earlier or self.agreed >= state - 1)
 
 
-class Ballot:
+class Ballot(Gathered[_Said]):
     """One rank's part of a vote: it goes through a commit barrier, and gathers what all ranks say."""
+
+    about = "in a vote"
 
     def __init__(
         self,
@@ -101,32 +154,25 @@ class Ballot:
         agreed: int = 0,
         proven: frozenset[str] = frozenset(),
         changed: tuple[str, ...] = (),
+        received: frozenset[str] = frozenset(),
     ) -> None:
-        """`hashes`: of the shards here. `changed`: those whose memory has changed since they were hashed."""
+        """`hashes`: of the shards here. `changed`: those whose memory has changed since they were hashed.
+
+        `received`: those that came from another rank after the last vote that passed.
+        """
         self.changed = changed
-        copies = {shard_id: Copies(shard_id in proven, {each: [rank]}) for shard_id, each in hashes.items()}
-        self._known = _Said(agreed, copies, {rank: list(changed)} if changed else {})
-        self._encoded: bytes | None = None
+        copies: dict[str, Copies] = {}
+        for shard_id, each in hashes.items():
+            voices: list[Held] = [{each: [rank]}, {}]
+            copies[shard_id] = Copies(shard_id in proven, *(reversed(voices) if shard_id in received else voices))
+        super().__init__(_Said(agreed, copies, {rank: list(changed)} if changed else {}))
 
-    def said(self) -> bytes:
-        """Return what this rank knows by now."""
-        if self._encoded is None:
-            self._encoded = _encode(self._known)
-        return self._encoded
-
-    def heard(self, said: bytes) -> None:
-        """Take in what another rank knows. Raises ConnectionError for what no rank says."""
-        try:
-            theirs, ours = _decode(said), self._known
-        except msgspec.MsgspecError as error:
-            raise ConnectionError(f"a rank says in a vote what cannot be understood: {error}") from error
-        if theirs == ours:
-            return
+    def _united(self, theirs: _Said) -> _Said:
+        ours = self._known
         copies = dict(ours.copies)
         for shard_id, each in theirs.copies.items():
             copies[shard_id] = each if shard_id not in copies else copies[shard_id].united(each)
-        changed = {**ours.changed, **theirs.changed}
-        self._known, self._encoded = _Said(max(ours.agreed, theirs.agreed), copies, changed), None
+        return _Said(max(ours.agreed, theirs.agreed), copies, {**ours.changed, **theirs.changed})
 
     def result(self, world_size: int) -> VoteResult:
         """Return what follows, once the barrier is passed.
@@ -138,16 +184,18 @@ class Ballot:
         odd: dict[int, list[str]] = {}
         undecided: dict[str, tuple[int, ...]] = {}
         never_equal, single = list[str](), list[str]()
+        themselves, misled, arrived = set[int](), set[int](), set[int]()
         for shard_id, copies in sorted(self._known.copies.items()):
-            holders = [rank for held in copies.ranks.values() for rank in held]
-            if len(copies.ranks) == 1:
-                single += [shard_id] if len(holders) == 1 else []
+            if len(copies.hashes) == 1:
+                single += [shard_id] if len(copies.holders) == 1 else []
             elif not copies.proven:
                 never_equal.append(shard_id)
-            elif (wrong := copies.odd_ones()) is None:
-                undecided[shard_id] = tuple(sorted(holders))
+            elif (wrong := copies.judged()) is None:
+                undecided[shard_id] = tuple(copies.holders)
             else:
-                for rank in wrong:
+                themselves.update(wrong.themselves)
+                (arrived if wrong.alone else misled).update(wrong.received)
+                for rank in (*wrong.themselves, *wrong.received):
                     odd.setdefault(rank, []).append(shard_id)
         return VoteResult(
             agreed=self._known.agreed,
@@ -157,31 +205,7 @@ class Ballot:
             never_equal=tuple(never_equal),
             voted=bool(self._known.copies),
             single=tuple(single),
+            hashes={shard_id: tuple(sorted(self._known.copies[shard_id].hashes)) for shard_id in undecided},
+            misled=tuple(sorted(misled - themselves - arrived - set(changed))),
+            arrived=tuple(sorted(arrived - themselves - misled)),
         )
-
-
-class Together:
-    """Two things that ranks tell each other in one barrier."""
-
-    def __init__(self, *parts: "Gathering | None") -> None:
-        """`parts`: in the same order on all ranks; None for what this rank takes no part in."""
-        self._parts = parts
-
-    def said(self) -> bytes:
-        """Return what this rank knows by now of each."""
-        return _encode([b"" if part is None else part.said() for part in self._parts])
-
-    def heard(self, said: bytes) -> None:
-        """Take in what another rank knows of each. Raises ConnectionError for what no rank says."""
-        try:
-            heard = _decode_parts(said)
-        except msgspec.MsgspecError as error:
-            raise ConnectionError(f"what a rank says in a barrier cannot be understood: {error}") from error
-        for part, each in zip(self._parts, heard, strict=False):
-            if part is not None and each:
-                part.heard(each)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_parts = msgspec.msgpack.Decoder(list[bytes]).decode
-_decode = msgspec.msgpack.Decoder(_Said).decode

@@ -17,9 +17,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from .gathered import Gathered, Hash
+
 MOST_HASHES = 8  # of one gradient by one rank
 
-Hash = Annotated[int, Meta(ge=0)]
 By = dict[int, Annotated[list[Hash], Meta(max_length=MOST_HASHES)]]  # by whom it was computed
 Computed = dict[int, By]  # by the rank whose gradient it is
 
@@ -48,30 +49,20 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     before: Computed
 
 
-class Evidence:
+class Evidence(Gathered[_Said]):
     """One rank's part of what is known of a step; it goes through a commit barrier, and gathers what all ranks say."""
+
+    about = "of a repeated step"
 
     def __init__(self, now: Computed, before: Computed, *, proven: bool) -> None:
         """`now`: what was computed here in this attempt; `before`: in earlier ones of the same step."""
         self.own = now
-        self._known = _Said(proven, now, before)
-        self._encoded: bytes | None = None
+        super().__init__(_Said(proven, now, before))
 
-    def said(self) -> bytes:
-        """Return what this rank knows by now."""
-        if self._encoded is None:
-            self._encoded = _encode(self._known)
-        return self._encoded
-
-    def heard(self, said: bytes) -> None:
-        """Take in what another rank knows. Raises ConnectionError for what no rank says."""
-        try:
-            theirs, ours = _decode(said), self._known
-        except msgspec.MsgspecError as error:
-            raise ConnectionError(f"a rank says of a repeated step what cannot be understood: {error}") from error
-        if theirs != ours:
-            now, before = united(ours.now, theirs.now), united(ours.before, theirs.before)
-            self._known, self._encoded = _Said(ours.proven or theirs.proven, now, before), None
+    def _united(self, theirs: _Said) -> _Said:
+        ours = self._known
+        now, before = united(ours.now, theirs.now), united(ours.before, theirs.before)
+        return _Said(ours.proven or theirs.proven, now, before)
 
     def findings(self) -> Findings:
         """Return what follows."""
@@ -127,7 +118,3 @@ def _judged(computed: Computed) -> tuple[set[int], set[int]]:
     if len(common) == 1:
         return wrong | common, set()
     return wrong, set(chain.from_iterable(left))
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Said).decode

@@ -19,14 +19,14 @@ from ..protocol.errors import CallbackFailed, ConfigurationError, Interrupted, M
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
 from ..protocol.rules import OUT_OF_MEMORY, RuleAction, ValueRule
-from ..protocol.types import Activity, ArmedFault, FaultKind, InjectionPoint
+from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_actions as act
-from .ballot import Together
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
 from .framework import Comparable, Informed, LeavesOut, Staged
+from .gathered import Together
 from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
 from .local_state import LocalState
@@ -42,6 +42,7 @@ from .step_order import StepState
 from .votes import Votes
 
 if TYPE_CHECKING:
+    from .bit_flips import BitFlips
     from .framework import Framework
 
 COMPARED_AT = 2  # of which the rank-local state is swapped: one update is committed
@@ -62,7 +63,7 @@ class TrainThread(Surroundings):
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
         self._own = LocalState(framework, runtime.device, counts=runtime.settings.skips_out_of_memory)
         self._copies = HostCopies(runtime, framework)
-        runtime.injection_points.flip = _flip(runtime, framework)
+        _arm_flips(runtime, framework)
         self._votes = Votes(runtime, framework, step_state)
         self._replays = Replays(runtime, framework, self._own)
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
@@ -260,7 +261,7 @@ class TrainThread(Surroundings):
             act.Train: lambda _: self._train(),
             act.FindFailure: lambda _: runtime.communicator.failed,
             act.StopInFlight: lambda each: self._stop(each.reason),
-            act.Inspect: lambda _: rejoining.inspect(),
+            act.Inspect: lambda _: rejoining.inspect() or list(self._votes.changed_since_begun()),
             act.Clean: lambda _: self._clean(),
             act.Survey: lambda each: rejoining.survey(JOINING_PATIENCE_S if each.joining else PARKED_PATIENCE_S),
             act.Join: self._join,
@@ -300,7 +301,8 @@ class TrainThread(Surroundings):
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
         self._copies.resumed(self._phases.rejoined)
-        self._votes.resumed(self._step_state.count)
+        rejoined = self._phases.rejoined
+        self._votes.resumed(self._step_state.count, None if rejoined is None else rejoined.part)
         self._replays.resumed()
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
             self._own.remember_random()
@@ -348,7 +350,8 @@ class TrainThread(Surroundings):
 
     def _clean(self) -> list[str]:
         with self._or_leave():
-            return self._phases.clean()
+            # Memory of which the device says that it is lost is not read.
+            return self._phases.clean() or list(self._votes.changed_since_begun())
 
     def _publish(self) -> None:
         """Complete what this rank has written; when training is over, wait for what its agent writes."""
@@ -381,14 +384,16 @@ class TrainThread(Surroundings):
         )
 
 
-def _flip(runtime: "Runtime", framework: "Framework") -> Callable[[ArmedFault], None]:
-    def flip(fault: ArmedFault) -> None:
+def _arm_flips(runtime: "Runtime", framework: "Framework") -> None:
+    """Have bits flip in this process where that is injected."""
+
+    def flips() -> "BitFlips":
         from .bit_flips import BitFlips  # of use to few, and MindSpore has no torch
 
-        checkpoints = runtime.settings.checkpoint_directory
-        BitFlips(framework, runtime.rank, runtime.incarnation, checkpoints).flip(fault)
+        return BitFlips(framework, runtime.rank, runtime.incarnation, runtime.settings.checkpoint_directory)
 
-    return flip
+    runtime.injection_points.flip = lambda fault: flips().flip(fault)
+    runtime.injection_points.spoil = lambda shards, fault: flips().spoil(shards, fault)
 
 
 def judge_of(rules: Sequence[ValueRule], framework: "Framework") -> Judge | None:

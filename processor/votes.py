@@ -20,8 +20,10 @@ from ..protocol.types import Activity, Assertion, FaultKind, FaultLevel, Integri
 from ..protocol.wording import ranks_text
 from .ballot import Ballot, VoteResult
 from .framework import Comparable, Steady
+from .step_order import STORED
 
 if TYPE_CHECKING:
+    from ..protocol.types import RepairPart
     from .framework import Framework, ShardDigest
     from .runtime import Runtime
     from .step_order import StepState
@@ -44,11 +46,13 @@ class Votes:
         self._on = self._every_steps > 0 and isinstance(framework, Comparable)
         self._steady = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self.agreed = 0  # the newest state that passed a vote; all before it are right, too
-        self._resumed = -1
+        self._resumed = self._begun = -1
+        self._received: frozenset[str] = frozenset()  # shards that came from other ranks, and have passed no vote here
         self._proven: frozenset[str] = frozenset()  # shards whose copies have been equal
         self._left_out: frozenset[str] = frozenset()  # those that never were
         self._found: Mapping[str, ShardDigest] | None = None  # where the step began; None: no vote in this step
-        self._doubtful: dict[int, dict[str, int]] = {}  # what was here at a vote that could not tell who is wrong
+        # What was here at a vote that could not tell who is wrong, and all that was anywhere.
+        self._doubtful: dict[int, dict[str, tuple[int, tuple[int, ...]]]] = {}
         self._reported: set[FaultKind] = set()  # that stand, where training goes on all the same
 
     @property
@@ -56,13 +60,35 @@ class Votes:
         """True if ranks vote."""
         return self._on
 
-    def resumed(self, step: int) -> None:
-        """Begin to train from a state: at the start, and after each recovery, whose first step has a vote."""
+    def resumed(self, step: int, part: "RepairPart | None" = None) -> None:
+        """Begin to train from a state: at the start, and after each recovery, whose first step has a vote.
+
+        `part`: of this rank in that recovery.
+        """
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
+        transfers = () if part is None else part.transfers
+        arrived = frozenset(each.shard_id for each in transfers if each.destination == self._runtime.rank)
+        self._received = arrived | (frozenset() if part is not None and part.restore in STORED else self._received)
+
+    def changed_since_begun(self) -> tuple[str, ...]:
+        """Return the shards whose memory has changed since the step began that was left; it had a vote.
+
+        Runs in clean, before this rank may serve others as a source: what the vote would have found must not spread.
+        """
+        found, self._found, state = self._found, None, self._step_state
+        same = state.clean and not state.updating and state.count == self._begun
+        if found is None or not (same and self._steady and self._proven):
+            return ()
+        changed = self._changed(found)
+        if changed:
+            rank, step = self._runtime.rank, self._step_state.count
+            detail = f"{_named(changed)} of rank {rank} has changed in memory during step {step}, by itself"
+            self._report_past(detail, f"changed at step {step}")
+        return changed
 
     def begins(self, step: int, *, wanted: bool) -> None:
         """Hash what is here, if this step has a vote. `wanted`: by a checkpoint of this state, or an audit."""
-        self._found = None
+        self._found, self._begun = None, step
         if self._on and step >= FIRST_VOTE and (wanted or self._is_due(step)):
             self._found = self._digests()
 
@@ -74,15 +100,13 @@ class Votes:
         if not self._on:
             return None
         found = self._found or {}
-        changed: tuple[str, ...] = ()
-        if self._steady:
-            now = self._digests()
-            changed = tuple(name for name, each in found.items() if name in now and now[name].tensors != each.tensors)
+        changed = self._changed(found) if self._steady and found else ()
         if changed and not self._proven:
             self._changes_by_right(changed)
             changed = ()
         hashes = {name: each.whole for name, each in found.items() if name not in self._left_out}
-        return Ballot(self._runtime.rank, hashes, agreed=self.agreed, proven=self._proven, changed=changed)
+        rank, received = self._runtime.rank, self._received
+        return Ballot(rank, hashes, agreed=self.agreed, proven=self._proven, changed=changed, received=received)
 
     def counted(self, step: int, ballot: Ballot) -> None:
         """Follow from the vote that all ranks have taken part in. After the barrier, before the update.
@@ -110,6 +134,10 @@ class Votes:
         repeats = step == self._resumed or step in self._doubtful
         return repeats or step % self._every_steps == 0 or not self._proven
 
+    def _changed(self, found: "Mapping[str, ShardDigest]") -> tuple[str, ...]:
+        now = self._digests()
+        return tuple(name for name, each in found.items() if name in now and now[name].tensors != each.tensors)
+
     def _digests(self) -> "Mapping[str, ShardDigest]":
         assert isinstance(self._framework, Comparable)
         with self._no_stall():
@@ -128,17 +156,17 @@ class Votes:
         self._proven = self._proven.union(mine) - self._left_out
         self._runtime.black_box.set_votes(step, unchecked)
         was = self._doubtful.get(step)
-        if was is not None and was != mine:
-            shards = tuple(name for name in mine if was.get(name) != mine[name])
+        # Where no rank had what is right, something wrong had been in the gradients of all: none is to blame for that.
+        shards = tuple(
+            name for name, (held, found) in (was or {}).items() if mine.get(name, held) != held and mine[name] in found
+        )
+        if shards:
             detail = (
                 f"rank {self._runtime.rank} was wrong at step {step}: the repetition, in which all copies are equal, "
                 f"has another {_named(shards)}"
             )
-            _log.error("%s", detail)
-            found, occurred = f"wrong at step {step}", Assertion.OCCUR
-            self._runtime.report_fault(
-                FaultKind.ODD_COPY, detail, FaultLevel.NOT_HANDLE, fault_id=found, assertion=occurred
-            )
+            self._report_past(detail, f"wrong at step {step}")
+        self._received = frozenset()
         self._doubtful = {each: found for each, found in self._doubtful.items() if each > step}
         for kind in self._reported:
             self._note(kind, "copies are equal again", Assertion.RECOVER)
@@ -150,26 +178,37 @@ class Votes:
         as_it_is = exact or (self._then is IntegrityAction.REPAIR and not result.undecided)
         trusted_step = None if as_it_is else result.agreed
         if result.undecided:
-            self._doubtful[step] = mine
+            self._doubtful[step] = {
+                name: (mine[name], found)
+                for name, found in result.hashes.items()
+                if name in mine and name not in self._received
+            }
             for oldest in sorted(self._doubtful)[:-MOST_REMEMBERED]:
                 del self._doubtful[oldest]
-        shards, report = result.to_blame.get(rank, ()), self._runtime.report_fault
-        if shards:
-            if as_it_is:
-                self._step_state.mark_corrupted(shards)
+        report = self._runtime.report_fault
+        if as_it_is:
+            self._step_state.mark_corrupted(result.wrong.get(rank, ()))
+        if rank in result.to_blame:
             way = "" if exact or not as_it_is else _inexact(step, result.agreed)
             detail = f"{_what(rank, step, result)}{way}"
             report(FaultKind.ODD_COPY, detail, mendable=True, trusted_step=trusted_step)
-        elif not result.to_blame and rank == _speaker(result):
-            report(FaultKind.COPIES_DIFFER, _undecided(step, result), mendable=True, trusted_step=trusted_step)
+        elif not result.to_blame and rank == result.speaker:
+            report(FaultKind.COPIES_DIFFER, _differing(step, result), mendable=True, trusted_step=trusted_step)
         raise Interrupted
 
     def _report_only(self, step: int, result: VoteResult) -> None:
         rank = self._runtime.rank
         if rank in result.to_blame:
             self._note(FaultKind.ODD_COPY, _what(rank, step, result), Assertion.OCCUR)
-        elif not result.to_blame and rank == _speaker(result):
-            self._note(FaultKind.COPIES_DIFFER, _undecided(step, result), Assertion.OCCUR)
+        elif not result.to_blame and rank == result.speaker:
+            self._note(FaultKind.COPIES_DIFFER, _differing(step, result), Assertion.OCCUR)
+
+    def _report_past(self, detail: str, fault_id: str) -> None:
+        """Report that this rank was wrong, where nothing more has to be done about it."""
+        _log.error("%s", detail)
+        self._runtime.report_fault(
+            FaultKind.ODD_COPY, detail, FaultLevel.NOT_HANDLE, fault_id=fault_id, assertion=Assertion.OCCUR
+        )
 
     def _note(self, kind: FaultKind, detail: str, assertion: Assertion) -> None:
         """Have something shown, for as long as it stands."""
@@ -199,18 +238,19 @@ class Votes:
         )
 
 
-def _speaker(result: VoteResult) -> int:
-    """Return the rank that speaks for all where no rank is to blame."""
-    return min(rank for ranks in result.undecided.values() for rank in ranks)
-
-
 def _what(rank: int, step: int, result: VoteResult) -> str:
     if rank in result.changed:
         return f"{_named(result.changed[rank])} of rank {rank} has changed in memory during step {step}, by itself"
     return f"rank {rank} holds another {_named(result.odd[rank])} than the majority of its holders, before step {step}"
 
 
-def _undecided(step: int, result: VoteResult) -> str:
+def _differing(step: int, result: VoteResult) -> str:
+    """Say what is wrong where no rank is to blame."""
+    if not result.undecided:
+        shards = tuple(sorted({shard for shards in result.wrong.values() for shard in shards}))
+        return (
+            f"{ranks_text(result.wrong)} have been sent another {_named(shards)} than others hold, before step {step}"
+        )
     ranks = next(iter(result.undecided.values()))
     return (
         f"{ranks_text(ranks)} hold different copies of {_named(tuple(result.undecided))} before step {step}, and none "

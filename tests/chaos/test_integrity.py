@@ -123,6 +123,17 @@ def test_a_rank_that_is_wrong_again_moves_to_a_spare_and_the_votes_go_on(start_j
 
 
 @pytest.mark.soak
+def test_a_copy_that_is_wrong_when_it_comes_is_sent_again_before_it_is_used(start_job: StartJob) -> None:
+    """A bit flips in what a survivor hands over, with a right checksum. No vote was near, and no step is lost."""
+    sent = [ArmedFault(rank, FaultAction.FLIP_REPAIR, InjectionPoint.REPAIR) for rank in (1, 2)]  # one of them sends
+    policy = {**VOTING, "integrity": {"every_steps": 100, "strikes": 100}}
+    job = run(start_job, 3, [inject(0, InjectionPoint.FORWARD, 6), *sent], policy=policy)
+    (incident,) = finish(job)["incidents"]  # it is over when the first step is
+    assert (incident["replaced"], blamed(incident), incident["restore"]) == ([0], {0}, "replica"), incident
+    assert (incident["outcome"], incident["steps_lost"]) == ("resumed", 0), incident
+
+
+@pytest.mark.soak
 def test_recoveries_raise_no_alarm(start_job: StartJob) -> None:
     """Processes are killed, and the votes of newcomers and survivors agree."""
     kills = [inject(rank, point, step, life=1 + (step > 24)) for rank, point, step in KILLS]

@@ -122,3 +122,39 @@ def test_any_order_of_hearing_gives_one_result() -> None:
                 ballot.heard(each)
             results.append(ballot.result(len(hashes)))
         assert all(result == results[0] for result in results)
+
+
+def with_copies(*hashes: int, received: tuple[int, ...], agreed: int = 4) -> VoteResult:
+    """Return what all make of a vote in which these ranks have their copy from another one."""
+    a = frozenset({"a"})
+    ballots = [
+        Ballot(rank, {"a": each}, agreed=agreed, proven=EVERY, received=a if rank in received else frozenset())
+        for rank, each in enumerate(hashes)
+    ]
+    first, *others = held(ballots)
+    assert all(other == first for other in others)
+    return first
+
+
+def test_a_copy_that_was_sent_has_no_voice() -> None:
+    """One that was wrong and was a source makes no majority with the rank that it has served."""
+    result = with_copies(9, 9, 7, received=(0,))
+    assert (result.to_blame, result.undecided) == ({}, {"a": (0, 1, 2)})
+
+
+def test_who_was_sent_a_wrong_copy_is_mended_and_not_blamed() -> None:
+    """The one that was odd before is."""
+    result = with_copies(9, 9, 7, 7, received=(0,))
+    assert (result.wrong, result.to_blame) == ({0: ("a",), 1: ("a",)}, {1: ("a",)})
+
+
+def test_a_copy_that_was_changed_on_its_way_has_spoilt_nothing() -> None:
+    """It is sent again, however long ago the last vote was; two copies are enough for that."""
+    for result in (with_copies(9, 7, 7, received=(0,), agreed=1), with_copies(9, 7, received=(0,), agreed=1)):
+        assert result.to_blame == {0: ("a",)}
+        assert result.is_exact(10)
+
+
+def test_where_all_have_loaded_their_copies_each_has_a_voice() -> None:
+    """There is no other that could say more."""
+    assert with_copies(9, 7, 7, received=(0, 1, 2)).to_blame == {0: ("a",)}

@@ -1,0 +1,164 @@
+"""One rank's part in votes: when it hashes what it holds, and what it says of itself afterwards."""
+
+from typing import Any
+
+import pytest
+
+from midstep.processor.framework import ShardDigest
+from midstep.processor.step_order import StepState
+from midstep.processor.votes import Votes
+from midstep.protocol.errors import Interrupted
+from midstep.protocol.types import (
+    Activity,
+    FaultKind,
+    JobSettings,
+    RepairPart,
+    RestoreSource,
+    ShardTransfer,
+)
+
+
+class Rank:
+    """A rank with one shard, whose bytes are a number. It stands for its runtime and its framework."""
+
+    changes_in_updates_alone = True
+    activity = Activity.COMPUTING
+
+    def __init__(self, rank: int, world: "list[Rank]", every_steps: int = 1) -> None:
+        self.rank, self.world_size, self.held, self.hashed = rank, 3, 7, 0
+        self.settings = JobSettings(integrity_every_steps=every_steps)
+        self.step_clock = self.black_box = self
+        self.step_state = StepState(clean=True)
+        self.said: list[tuple[FaultKind, bool]] = []
+        self.votes = Votes(self, self, self.step_state)  # type: ignore[arg-type]
+        world.append(self)
+
+    def doing(self, activity: Activity) -> None:
+        """Be a step clock."""
+
+    def set_votes(self, step: int, unchecked: int) -> None:
+        """Be a black box."""
+
+    def shards(self) -> list[Any]:
+        """Be a framework."""
+        return []
+
+    def digests(self) -> dict[str, ShardDigest]:
+        """Hash."""
+        self.hashed += 1
+        return {"a": ShardDigest(self.held, self.held)}
+
+    def report_fault(self, kind: FaultKind, *_: object, mendable: bool = False, **__: object) -> None:
+        """Report."""
+        self.said.append((kind, mendable))
+
+
+def world(every_steps: int = 1) -> list[Rank]:
+    """Return three ranks whose copies have been equal in a vote."""
+    ranks: list[Rank] = []
+    for rank in range(3):
+        Rank(rank, ranks, every_steps)
+    assert not step(ranks, 2)
+    return ranks
+
+
+def step(ranks: list[Rank], number: int) -> bool:
+    """Have all do a step, up to its update; return whether the vote was lost."""
+    for each in ranks:
+        each.step_state.count = number
+        each.votes.begins(number, wanted=False)
+    ballots = [each.votes.ballot() for each in ranks]
+    said = [ballot.said() for ballot in ballots if ballot is not None]
+    lost = 0
+    for each, ballot in zip(ranks, ballots, strict=True):
+        assert ballot is not None
+        for heard in said:
+            ballot.heard(heard)
+        try:
+            each.votes.counted(number, ballot)
+        except Interrupted:
+            lost += 1
+    assert lost in {0, 3}
+    return lost > 0
+
+
+def received(target: int, rank: int) -> RepairPart:
+    """Return the part of a rank that gets the shard from rank 1."""
+    transfers = (ShardTransfer("a", 0, 1, 1, rank),)
+    return RepairPart(target_step=target, restore=RestoreSource.REPLICA, transfers=transfers)
+
+
+def test_a_step_without_a_vote_costs_no_hash() -> None:
+    """Neither where it begins nor before its barrier."""
+    ranks = world(every_steps=10)
+    before = [each.hashed for each in ranks]
+    assert not step(ranks, 3)
+    assert [each.hashed for each in ranks] == before
+
+
+def test_memory_that_has_changed_in_a_step_that_was_left_serves_no_other() -> None:
+    """The rank says so; where nothing has changed it says nothing."""
+    ranks = world()
+    for each in ranks:
+        each.step_state.count = 3
+        each.votes.begins(3, wanted=False)
+    ranks[1].held = 9
+    assert [each.votes.changed_since_begun() for each in ranks] == [(), ("a",), ()]
+    assert [each.said for each in ranks] == [[], [(FaultKind.ODD_COPY, False)], []]
+    assert ranks[1].votes.changed_since_begun() == ()
+
+
+def test_what_an_update_has_changed_is_not_taken_for_that() -> None:
+    """One that was applied at a broken barrier, or has ended halfway."""
+    ranks = world()
+    for each, changes in zip(ranks, ("count", "updating", "clean"), strict=True):
+        each.step_state.count = 3
+        each.votes.begins(3, wanted=False)
+        each.held = 9
+        setattr(each.step_state, changes, {"count": 4, "updating": True, "clean": False}[changes])
+        assert each.votes.changed_since_begun() == ()
+
+
+def test_a_newcomer_that_was_sent_a_wrong_copy_is_not_blamed() -> None:
+    """Three ranks cannot tell, and the repetition from the last state that passed does."""
+    ranks = world(every_steps=10)
+    ranks[0].held = ranks[1].held = 9
+    ranks[0].votes.resumed(4, received(4, 0))
+    for each in ranks[1:]:
+        each.votes.resumed(4)
+    assert step(ranks, 4)
+    assert [each.said for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [], []]
+    for each in ranks:
+        each.held = 7
+        each.votes.resumed(2, RepairPart(target_step=2, restore=RestoreSource.HOST_COPY))
+    assert not step(ranks, 4)
+    assert [each.said[-1:] for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [(FaultKind.ODD_COPY, False)], []]
+
+
+def test_where_a_wrong_copy_has_spoilt_all_no_rank_is_blamed_for_the_difference() -> None:
+    """The repetition has what nobody had."""
+    ranks = world(every_steps=10)
+    for each, held in zip(ranks, (8, 8, 9), strict=True):
+        each.held = held
+    ranks[0].votes.resumed(4, received(4, 0))
+    for each in ranks[1:]:
+        each.votes.resumed(4)
+    assert step(ranks, 4)
+    for each in ranks:
+        each.held = 7
+        each.votes.resumed(2, RepairPart(target_step=2, restore=RestoreSource.HOST_COPY))
+    assert not step(ranks, 4)
+    assert not any((FaultKind.ODD_COPY, False) in each.said for each in ranks)
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_copy_that_changed_on_its_way_is_asked_for_again(mended: bool) -> None:
+    """Its rank says so, and keeps its process."""
+    ranks = world(every_steps=10)
+    ranks[0].held = 7 if mended else 9
+    ranks[0].votes.resumed(4, received(4, 0))
+    for each in ranks[1:]:
+        each.votes.resumed(4)
+    assert step(ranks, 4) is not mended
+    assert ranks[0].step_state.corrupted == (frozenset() if mended else frozenset({"a"}))
+    assert ranks[0].said == ([] if mended else [(FaultKind.ODD_COPY, True)])
