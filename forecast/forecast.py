@@ -26,6 +26,7 @@ from .fleet import Fleet
 from .outlook import JobStop, Loss, Outlook, Took
 
 HOUR_S = 3600.0
+LEAST_MAJORITY = 3  # copies, of which one can be odd
 KEEPING = frozenset({t.Rung.RETRY_STEP, t.Rung.RECOVER_IN_PLACE, t.Rung.RECOVER})
 
 
@@ -223,25 +224,31 @@ class Forecast:
             self._repair_later(node)
 
     def _corrupt(self, rank: int, incarnation: int) -> None:
-        """Have what a rank holds be wrong: the next vote finds it, or a person some day."""
+        """Have what a rank holds be wrong: the next vote finds it, or a person some day.
+
+        It is as the ranks conclude: of three copies the odd one is mended, of two none can be blamed, and one is not
+        checked.
+        """
         fleet, model, every = self._fleet, self._model, self._policy.integrity.every_steps
-        if not every:
+        if not every or model.replicas == 1:
             until_s = min(self._end_s, fleet.now + model.silent_seen_h * HOUR_S)
             self.outlook.lost_s[Loss.WRONG] += max(0.0, until_s - max(fleet.now, self._wrong_until_s))
             self._wrong_until_s = max(self._wrong_until_s, until_s)
             return
         step_s, trained_s = model.step_s + self._pause_s, fleet.now - self._trained_from_s if self._training else 0.0
         done = fleet.step + int(trained_s / step_s)
-        passed = done // every * every
+        passed, undecided = done // every * every, model.replicas == LEAST_MAJORITY - 1
+        kind = t.FaultKind.COPIES_DIFFER if undecided else t.FaultKind.ODD_COPY
 
         def found() -> Iterable[Event]:
             holder, generation = self._machine.state.world.holder(rank), self._machine.generation
             if holder is None or holder.incarnation != incarnation or self._machine.phase is not Phase.RUNNING:
                 return
-            trusted = None if every == 1 else max(passed, fleet.checkpoint)
+            exact = every == 1 and not undecided
+            trusted = None if exact else max(passed - (every == 1), fleet.checkpoint)
             yield FaultReported(
                 t.FaultReport(
-                    t.FaultKind.ODD_COPY, fleet.now, t.rank_address(rank), "holds something else than the majority",
+                    kind, fleet.now, t.rank_address(rank), "holds something else than others",
                     rank, holder.node, generation, incarnation, mendable=True, trusted_step=trusted,
                 )
             )  # fmt: skip

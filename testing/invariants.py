@@ -51,6 +51,8 @@ class Invariant(StrEnum):
     SOUND_NODES = "ranks run on sound nodes"  # not where a fault stands that asks for the node to be left
     UNDERSTOOD = "understood"  # no process gets an order that it cannot carry out
     NOTHING_LEFT = "nothing is left behind"  # no process outlives its job
+    NO_WRONG_STATE_PASSES = "no wrong state passes"  # what has passed a vote, and what all go back to after a lost one
+    RIGHT_RANK_BLAMED = "the right rank is blamed"  # for what has silently gone wrong
 
 
 class InvariantBroken(AssertionError):

@@ -142,10 +142,10 @@ class ControllerWatch:
         behind = set(range(world.size)) - {process.rank for process in sources}
         own = {(copy.rank, copy.step) for process in current for copy in process.place.copies()}
         whole = needed <= shards and all((rank, newest) in own for rank in behind)
-        if whole and target < newest and RestoreSource.REPLICA in world.policy.restore:
+        if whole and target < newest <= self.scaling.trusted and RestoreSource.REPLICA in world.policy.restore:
             what = f"all goes back to step {target}, and step {newest} is alive on {[p.rank for p in newest_on]}"
             world.fail(Invariant.NOTHING_LOST, what)
-        if rejoin.part.restore is RestoreSource.REPLICA and newest > 0 and target < everywhere:
+        if rejoin.part.restore is RestoreSource.REPLICA and newest > 0 and target < everywhere <= self.scaling.trusted:
             what = f"all goes back to step {target}, and every rank has committed {everywhere}"
             world.fail(Invariant.NOTHING_LOST, what)
         check_target(world, target)
@@ -291,7 +291,7 @@ class ScalingWatch:
             self._changed_s = self._world.machine.state.planned.scaled_s
         if started:
             self._started_generation = seated[0].generation
-            self._on_disk = max((step for step in self._world.disk.steps if step <= self._trusted), default=0)
+            self._on_disk = max((step for step in self._world.disk.steps if step <= self.trusted), default=0)
             self._ever = self._world.disk.ever
         self._the_checkpoint_is_loaded([order for order in orders if isinstance(order, Rejoin) and order.connected])
         self._no_process_is_left_behind()
@@ -299,7 +299,8 @@ class ScalingWatch:
     # --- inside -------------------------------------------------------------------------------------------------
 
     @property
-    def _trusted(self) -> float:
+    def trusted(self) -> float:
+        """The newest step to which all may go back."""
         trusted = self._world.machine.state.incident.trusted_step
         return float("inf") if trusted is None else trusted
 
@@ -356,7 +357,7 @@ class ScalingWatch:
         own = {copy.rank for process in survivors for copy in process.place.copies() if copy.step == newest}
         whole = own >= set(range(size)) and all(shards.issuperset(world.shards(rank, size)) for rank in range(size))
         saved = max(world.disk.steps, default=0)
-        if whole and newest > saved and newest <= self._trusted:
+        if whole and newest > saved and newest <= self.trusted:
             who = [process.rank for process in current]
             what = f"all processes end for a new start, and step {newest} is whole on ranks {who}, not on disk"
             world.fail(Invariant.NOTHING_LOST, f"{what}, where the newest is {saved}")
@@ -438,6 +439,7 @@ class AllowedDeviations:
                 and report.incarnation == process.incarnation
                 and process.pid in self._unheard.get(report.at_s, ())
             )
+            or report.kind is FaultKind.COPIES_DIFFER  # it has spoken for those of which none could be blamed, again
             for report in incident.reports
             if report.rank == process.rank
         )

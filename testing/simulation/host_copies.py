@@ -90,8 +90,9 @@ class PlayedCopies:
         if not process.memory.is_of(step):
             world.fail(Invariant.SAME_NUMBERS, f"rank {process.rank} copies {process.memory.shards} as of step {step}")
         files, before, twofold = process.place.host_copies, common_copy(world), twofold_copy(world)
-        file = file_to_write([each for each, _ in files])
+        file = file_to_write([each for each, _ in files], process.integrity.agreed)
         files[file] = (0, 0)
+        process.integrity.copies(step)
         process.place.damaged.discard(step)
         self._under_way = under_way = (file, step)
         self._check_left(step, before, twofold)

@@ -5,7 +5,7 @@ count of updates in it, so that mixed-up state shows; the simulation judges by i
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...processor.own_time import OwnTime
 from ...processor.session import Order
@@ -18,6 +18,7 @@ from ...protocol.types import (
     CheckpointTrace,
     FaultAction,
     FaultKind,
+    FaultLevel,
     FaultReport,
     RankProgress,
     StepTimes,
@@ -25,6 +26,7 @@ from ...protocol.types import (
 )
 from ..invariants import Invariant
 from ..played_agent import FakeProcess
+from .corruption import PlayedIntegrity
 from .host_copies import PlayedCopies
 from .network import Byzantine, Endpoint, PlayedThread, Thread, falsified
 from .rank_thread import thread_of
@@ -63,6 +65,7 @@ class Process(FakeProcess, PlayedThread):
         self.byzantine: Byzantine | None = None  # what will be wrong with what it says next
         self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
         self.copies = PlayedCopies(self)
+        self.integrity = PlayedIntegrity(self)
         self.own, self.times = OwnTime(), StepTimes(0, 0, 0, 0)
         self.own.stage = 0
         self.copied_rank: int | None = None  # the rank whose buddy this one is
@@ -75,6 +78,7 @@ class Process(FakeProcess, PlayedThread):
         if not self.alive:
             return
         self.alive = self.endpoint.open = False
+        self.integrity.gone()
         if self.group is not None:
             self.group.leave(self)
         self.world.log(f"rank {self.rank}.{self.incarnation} pid {self.pid} ended with {status}")
@@ -133,12 +137,20 @@ class Process(FakeProcess, PlayedThread):
             for body in self._said:
                 self.endpoint.post(body, CONTROLLER)
 
-    def report_fault(self, kind: FaultKind, detail: str, *, mendable: bool = False) -> None:
-        """Report something wrong in this rank."""
+    def report_fault(
+        self,
+        kind: FaultKind,
+        detail: str,
+        level: FaultLevel = FaultLevel.SOFTWARE,
+        *,
+        mendable: bool = False,
+        **more: Any,
+    ) -> None:
+        """Report something wrong in this rank. `more`: of FaultReport."""
         now, name = self.agent.wall_s, rank_address(self.rank)
         node, generation = self.agent.name, self.session.generation
-        report = FaultReport(kind, now, name, detail, self.rank, node, generation, self.incarnation, mendable=mendable)
-        self.post(m.FaultReported(report))
+        process = (self.rank, node, generation, self.incarnation)
+        self.post(m.FaultReported(FaultReport(kind, now, name, detail, *process, level, mendable=mendable, **more)))
 
     def progress(self) -> RankProgress:
         """Read the step clock."""
@@ -285,6 +297,7 @@ class Disk:
         if wrong:
             what = f"rank {process.rank} writes {wrong} into a checkpoint of step {order.step}"
             world.fail(Invariant.SAME_NUMBERS, what)
+        process.integrity.saves(order.step, order.shards)
         parts = self._parts.setdefault((order.generation, order.step), set())
         parts.update(order.shards)
         parts.update(copy.rank for copy in process.place.copies() if copy.step == order.step)

@@ -60,6 +60,7 @@ class RankRecovery:
         self._world = process.world
         self._own: int | None = None
         self._arrived: dict[str, int] = {}  # shards, adopted when all else has come, too
+        self._pieces: dict[str, list[Key]] = {}  # of each of them
 
     def rebuild(self, order: Rejoin) -> Thread[None]:
         """Connect; a world that started together is connected already."""
@@ -77,15 +78,17 @@ class RankRecovery:
         if part.restore is RestoreSource.HOST_COPY:
             yield from process.copies.bring(part)
             process.copies.load(part.target_step)
+            process.integrity.loads(part.target_step, part.restore)
             self._own = part.target_step
             yield process.sleep(0.01)
             return NOTHING
         if part.restore is RestoreSource.CHECKPOINT:
             self._load(part.target_step)
+            process.integrity.loads(part.target_step, part.restore)
             yield process.sleep(0.05)
             return NOTHING
         incoming: Incoming = []
-        self._arrived = {}
+        self._arrived, self._pieces = {}, {}
         for transfer in part.transfers:
             self._move_shard(transfer, part.target_step, incoming)
         self._own = process.place.copy_of(process.rank, part.target_step)
@@ -95,6 +98,7 @@ class RankRecovery:
         if incoming:
             yield lambda go: self._receive(incoming, go)
             process.memory.shards |= self._arrived
+            process.integrity.arrives(self._group, self._pieces)
         else:
             yield process.sleep(0.001)
         return NOTHING
@@ -129,8 +133,10 @@ class RankRecovery:
             if held != step:
                 what = f"rank {process.rank} is a source of step {step} and holds {held}"
                 self._world.fail(Invariant.SAME_NUMBERS, what)
+            process.integrity.sends(self._group, key, shard)
             self._group.post(key, held)
         else:
+            self._pieces.setdefault(shard, []).append(key)
             process.memory.overwrite(shard)
             incoming.append((key, lambda value: self._arrived.update({shard: value})))
 
@@ -220,7 +226,7 @@ class RankThread:
             act.IgnoreOrder: self._complain,
             act.FindFailure: lambda _: process.failed,
             act.StopInFlight: self._stop,
-            act.Inspect: lambda _: process.memory.lost,
+            act.Inspect: lambda _: process.memory.lost or list(process.integrity.changed()),
             act.Survey: lambda _: self._survey(),
             act.Join: self._join,
             act.Post: self._post,
@@ -315,13 +321,15 @@ class RankThread:
     def _train(self, action: act.Train) -> Thread[Ended]:
         self._world.rank_watch.resumed(self._process, action.order)
         self._process.copies.resumed()
+        rejoined = self._rejoined
+        self._process.integrity.resumed(None if rejoined is None else rejoined.order.part)
         return (yield from self._train_function.run())
 
     def _clean(self) -> Thread[list[str]]:
         yield self._process.sleep(CLEAN_S)
         memory = self._process.memory
         memory.gradients = None
-        return memory.lost
+        return memory.lost or list(self._process.integrity.changed())
 
     def _rebuild(self, action: act.Rebuild) -> Thread[None]:
         self._rejoined = action

@@ -115,6 +115,7 @@ class RankWatch:
             what = f"rank {process.rank} reports {report}, and holds {memory.shards}, gradients of {memory.gradients}"
             self._world.fail(Invariant.SAME_NUMBERS, what)
         whole = len(memory.left) == len(memory.shards)  # an update of what was lost is worth nothing
+        whole = whole and not process.integrity.all_marks  # so are gradients of what has silently gone wrong
         if finals and whole and report.clean and not report.ready:
             what = f"rank {process.rank} could finish update {step + 1}, and denies it"
             self._world.fail(Invariant.NOTHING_LOST, what)

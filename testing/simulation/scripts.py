@@ -22,6 +22,7 @@ MEDIAN_STEP_S = 0.1
 ROUND_S = 0.2
 COLLECTIVE_S = 1800.0  # torch's own limit
 EXIT_RAISED = 1
+LEAVING_S = (0.0, 0.1, 0.1, 0.1)  # until a rank that has lost a vote leaves: the others hear of it mostly, too
 MENDABLE = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK})
 
 
@@ -90,14 +91,17 @@ class TrainFunction:
         process.own.begin(world.timeline.now)
         process.agent.watch_step(process, first=self._first_step)
         world.rank_watch.computing(process)
+        process.integrity.begins(index)
         yield process.sleep(world.chance.uniform(0.02, 0.1) * process.slowness)
         if process.raising:
             process.raising = False
             raise Raised(FaultKind.EXCEPTION)
         self._let_fail(StepPoint.COMPUTING)
         group = yield from process.enter(Activity.COLLECTIVE)
+        process.integrity.computes(group, index)
         yield lambda go: group.enter(("gradients", index), process, lambda: go(None))
         process.in_collective = False
+        process.integrity.computed(group, index)
         process.memory.gradients = index + 1
         end = process.steps.end(index)
         try:
@@ -142,15 +146,21 @@ class TrainFunction:
         return True
 
     def _meet(self, step: int) -> Thread[bool]:
-        process, group = self._process, self._process.group
+        process, world, group = self._process, self._world, self._process.group
         assert group is not None
-        self._world.rank_watch.meets(process)
+        world.rank_watch.meets(process)
         process.copies.says(group.votes, step)
+        process.integrity.says(group, step)
         try:
             yield lambda go: group.enter(("commit", step), process, lambda: go(None))
         except CommunicatorError:
             return False
         process.in_collective = False
+        try:
+            process.integrity.hears(group, step)
+        except Interrupted:
+            yield process.sleep(world.chance.choice(LEAVING_S))
+            raise
         process.copies.hears(group.votes, step)
         self._let_fail(StepPoint.MET)
         return True
@@ -163,6 +173,7 @@ class TrainFunction:
         yield process.sleep(world.chance.uniform(0.001, 0.02))
         self._let_fail(StepPoint.UPDATE)
         process.memory.update()
+        process.integrity.updated()
         goes_on = process.steps.commit()
         process.times = process.own.end(world.timeline.now, 0.0)
         world.rank_watch.committed(process)
@@ -178,6 +189,7 @@ class TrainFunction:
         if every and count % every == 0:
             process.doing(Activity.CHECKPOINTING)
             self._to_publish = count
+            process.integrity.writes(count)
             slow = world.setting.slow_checkpoints
             yield process.sleep(world.chance.choice((0.02, 0.05, 8.0 if slow else 0.3)))
 

@@ -10,6 +10,7 @@ from ...policies.schema import (
     CheckpointPolicy,
     Deadlines,
     HostCopyPolicy,
+    IntegrityPolicy,
     NodePolicy,
     Policy,
     RolePolicy,
@@ -97,7 +98,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             job="simulated", command=("train.py",), is_module=False, no_python=False, environment={},
             working_directory="/", job_directory="/", world_size=self.size, ranks_per_node=self.ranks_per_node,
             nodes=self.nodes, spare_nodes=self.spares, max_restarts=self.max_restarts,
-            settings=JobSettings(standby_depth=StandbyDepth.BUILT if self.builds_ahead else StandbyDepth.IMPORTED),
+            settings=JobSettings(
+                standby_depth=StandbyDepth.BUILT if self.builds_ahead else StandbyDepth.IMPORTED,
+                integrity_every_steps=self.policy.integrity.every_steps, integrity_then=self.policy.integrity.then,
+            ),
         )  # fmt: skip
 
     def describe(self) -> str:
@@ -159,6 +163,25 @@ def with_slow_ranks(setting: Setting) -> Setting:
     return msgspec.structs.replace(
         setting, policy=policy, plain=False, nodes=max(2, setting.nodes), spares=max(1, setting.spares),
         replicas=max(2, setting.nodes) * setting.ranks_per_node, total_steps=240, slow_checkpoints=False,
+    )  # fmt: skip
+
+
+def with_votes(setting: Setting, chance: random.Random) -> Setting:
+    """Have at least three ranks that hold the same vote on it, with something to go back to in most worlds."""
+    integrity = IntegrityPolicy(every_steps=chance.choice((1, 1, 1, 2, 3)), strikes=chance.choice((2, 2, 3)))
+    copies = (RestoreSource.HOST_COPY,) * (chance.random() < 0.6)
+    policy = msgspec.structs.replace(
+        default_policy(),
+        integrity=integrity,
+        restore=(RestoreSource.REPLICA, *copies, RestoreSource.CHECKPOINT),
+        host_copy=HostCopyPolicy(every_steps=chance.choice((1, 2))),
+    )
+    nodes, ranks_per_node = chance.choice(((3, 1), (2, 2), (3, 1), (3, 2)))
+    spares = chance.choice((0, 1, 2))
+    return msgspec.structs.replace(
+        setting, policy=policy, plain=False, nodes=nodes, ranks_per_node=ranks_per_node, spares=spares,
+        replicas=nodes * ranks_per_node, total_steps=chance.choice((10, 20, 40)), slow_checkpoints=False,
+        checkpoint_every=chance.choice((0, 5, 7)),
     )  # fmt: skip
 
 

@@ -18,13 +18,14 @@ from ..invariants import Invariant, InvariantBroken
 from . import faults
 from .controller import Controller
 from .controller_watch import AllowedDeviations, ControllerWatch
+from .corruption import Corruption
 from .host_copies import LostNode, note_loss
 from .network import Group, Network, Timeline
 from .node import SimulatedAgent, SimulatedPlatform
 from .process import Disk, Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
-from .setting import draw_ahead, draw_saving, draw_setting, with_copies, with_slow_ranks
+from .setting import draw_ahead, draw_saving, draw_setting, with_copies, with_slow_ranks, with_votes
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
@@ -38,7 +39,7 @@ class SimulatedWorld:
 
     With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual. The nodes are in so
     many `racks` that fail together; 0: each is its own failure domain. With `host_copies` ranks take some. With
-    `slow_ranks` heartbeats carry their times, and those that are slow are drained.
+    `slow_ranks` heartbeats carry their times, and those that are slow are drained. With `integrity` ranks vote.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class SimulatedWorld:
         racks: int = 0,
         host_copies: bool = False,
         slow_ranks: bool = False,
+        integrity: bool = False,
     ) -> None:
         self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
@@ -61,6 +63,8 @@ class SimulatedWorld:
         self.plays_times = slow_ranks
         if slow_ranks:
             setting = with_slow_ranks(setting)
+        if integrity:
+            setting = with_votes(setting, random.Random(f"{seed} votes"))
         self.setting = setting = draw_ahead(setting, random.Random(f"{seed} ahead"))
         self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()
@@ -74,6 +78,7 @@ class SimulatedWorld:
         self._pids = 100
         self._sessions = 0
         self.disk = Disk()
+        self.corruption = Corruption(self)
         self.lost_node: LostNode | None = None  # the only node that was lost since all ranks had two copies each
         self.one_shots: Counter[OneShot] = Counter()  # what fails the next times that it is tried
         self._groups: dict[int, Group] = {}

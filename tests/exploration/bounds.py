@@ -3,7 +3,7 @@
 import msgspec
 
 from midstep.policies.schema import Budget as RungBudget
-from midstep.policies.schema import Policy, RungPolicy, default_policy
+from midstep.policies.schema import IntegrityPolicy, Policy, RungPolicy, default_policy
 from midstep.protocol.types import RestoreSource, Rung
 
 from .budget import Budget, Size
@@ -41,6 +41,8 @@ REPLICAS = msgspec.structs.replace(SAVING, restore=(RestoreSource.REPLICA,))
 SCALING = msgspec.structs.replace(
     SAVING, scale=msgspec.structs.replace(default_policy().scale, min_nodes=1, min_interval_s=0.0)
 )
+VOTING = msgspec.structs.replace(PLAIN, integrity=IntegrityPolicy(every_steps=1))
+VOTING_AND_SAVING = msgspec.structs.replace(SAVING, integrity=IntegrityPolicy(every_steps=1))
 TIGHT = msgspec.structs.replace(
     PLAIN,
     ladder=(
@@ -115,6 +117,18 @@ SMALL = (
         SHORT,
         Budget(kills=1, broken_links=1, faults=2),
         PLAIN,
+    ),
+    Bound(
+        "3 ranks that vote, no spare, a bit flips",
+        Size(ranks=3, spares=0, steps=4, votes=True),
+        Budget(flips=1, faults=1),
+        VOTING,
+    ),
+    Bound(
+        "2 ranks that vote, with checkpoints, no spare, a bit flips",
+        Size(ranks=2, spares=0, steps=5, every_steps=1, votes=True),
+        Budget(flips=1, faults=1),
+        VOTING_AND_SAVING,
     ),
 )
 # As long as it takes: `make test SUITE=prove`.

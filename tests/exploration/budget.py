@@ -15,6 +15,7 @@ class Budget(msgspec.Struct, frozen=True):
     hangs: int = 0  # of a process, for ever
     lost_nodes: int = 0
     cut_nodes: int = 0  # that run on, and may be heard again
+    flips: int = 0  # of a bit of what a process holds, with nothing raised
     devices: int = 0  # that break, so that their node must be left, or have something that is only to be noted
     losses: int = 0  # messages that are sent again, and overtaken
     timeouts: int = 0  # deadlines that pass while something else could still happen
@@ -49,6 +50,7 @@ class Size(msgspec.Struct, frozen=True):
     created: int = 0
     every_steps: int = 0
     sharded: bool = False
+    votes: bool = False  # in each step, on what the ranks hold
     keeps_all: bool = False  # so little is lost that a copy of each committed step survives
     counts_rungs: bool = False  # each time that one is taken is another state
 

@@ -48,6 +48,9 @@ def _of_a_process(cluster: Cluster, process: Process) -> Iterator[Fault]:
         yield f"{process.name} is killed", _made(ended_process, less("kills"), process, KILLED, expected=False)
     if process.hung or process is not cluster.process(process.rank):
         return
+    if budget.allows("flips") and at.proven and not at.wrong:
+        flipped = Happened(What.FLIP)
+        yield f"a bit of {process.name} flips", _made(happened, less("flips"), process, flipped, harmed=True)
     if budget.allows("hangs"):
         yield f"{process.name} hangs", _made(_hung, less("hangs"), process)
     if at.wait is Wait.COLLECTIVES and budget.allows("exceptions"):

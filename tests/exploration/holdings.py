@@ -21,6 +21,8 @@ class Holdings:
         self.step = 0 if connected else WORTHLESS
         self.gradients: int | None = None
         self.box = box
+        self.wrong = False  # and nothing has said so
+        self.flipped = False  # something has become wrong here by itself
         self.struck = False  # the device says that what was here is lost
         self.broken: list[str] = []
 
@@ -43,7 +45,7 @@ class Holdings:
         if part.restore is RestoreSource.CHECKPOINT:
             if step not in arriving.checkpoints:
                 self.broken.append(f"3 nothing lost: rank {self.rank} is to load step {step}, which no checkpoint has")
-            self.step = step
+            self.step, self.wrong = step, False
         elif part.restore is RestoreSource.NOTHING:
             if self.step not in {0, WORTHLESS}:
                 self.broken.append(f"4 same numbers: rank {self.rank} begins at the first step, and holds {self.step}")
@@ -54,7 +56,7 @@ class Holdings:
         elif incoming:
             if set(arriving.shards) != {step}:
                 self.broken.append(f"4 same numbers: rank {self.rank} gets steps {arriving.shards} for {step}")
-            self.step = step
+            self.step, self.wrong = step, arriving.wrong
 
     def recall(self, step: int, part: RepairPart | None, arriving: Linked) -> None:
         """Find the local state as of a step. Raises StateLost."""
@@ -76,7 +78,7 @@ class Holdings:
         if (report.clean and self.step != report.committed) or report.ready > finals:
             what = f"says {report.committed}, ready {report.ready}, and holds {self.step}, {self.gradients}"
             self.broken.append(f"4 same numbers: rank {self.rank} {what}")
-        if finals and report.clean and not report.ready:
+        if finals and report.clean and not report.ready and not self.wrong:
             self.broken.append(f"3 nothing lost: rank {self.rank} could finish update {self.gradients}, and denies it")
 
     def judge_ready(self, ready: RankReady, linked: int) -> None:

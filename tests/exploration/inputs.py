@@ -27,6 +27,7 @@ class What(enum.Enum):
     BREAK = "cannot reach the others"
     RAISE = "raises"
     TEAR = "is struck in the middle of its update"
+    FLIP = "holds something wrong"
 
 
 class Heard(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +44,12 @@ class Happened(msgspec.Struct, frozen=True, tag=True):
     what: What
 
 
+class Voted(msgspec.Struct, frozen=True, tag=True):
+    """All have come to the commit barrier, and this is what others hold, as they say."""
+
+    said: tuple[bytes, ...]
+
+
 class Linked(msgspec.Struct, frozen=True, tag=True):
     """All others are reached. `shards`: the steps of the shards that arrive; `own`: whether the own state does.
 
@@ -53,9 +60,10 @@ class Linked(msgspec.Struct, frozen=True, tag=True):
     own: bool = False
     checkpoints: tuple[int, ...] = ()
     cut: bool = False
+    wrong: bool = False  # what arrives is
 
 
-Input = Heard | Happened | Linked
+Input = Heard | Happened | Voted | Linked
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -68,6 +76,7 @@ class Birth(msgspec.Struct, frozen=True):
     steps: int
     every_steps: int  # a checkpoint; 0: never
     shard: str
+    votes: bool = False
 
     @property
     def ward(self) -> int:

@@ -35,7 +35,8 @@ from midstep.protocol.types import (
 )
 
 from .holdings import Holdings
-from .inputs import Birth, Happened, Heard, Input, Linked, Wait, What, pid_of
+from .inputs import Birth, Happened, Heard, Input, Linked, Voted, Wait, What, pid_of
+from .voting import Voting
 
 STEP_S = 0.1
 SHARD_BYTES = 1000
@@ -64,6 +65,8 @@ class Life:
         self.met = self.entered = self.torn = False
         self.checkpoints = birth.checkpoints
         self.arriving = Linked()
+        self.voting = Voting(self) if birth.votes else None
+        self.heard: tuple[bytes, ...] = ()  # what others hold
         self.said: list[Report] = []
         self.published: list[int] = []
         if order.connected or not any(copy.rank == order.rank for copy in birth.box):
@@ -89,6 +92,11 @@ class Life:
             case Happened(what=What.RAISE):
                 self._report(FaultKind.EXCEPTION)
                 self._go_on(self._left(Ended.FAILED))
+            case Happened(what=What.FLIP):
+                self.holdings.wrong = self.holdings.flipped = True
+            case Voted():
+                self.met, self.torn, self.heard = True, False, given.said
+                self._go_on(self._pass(self.barrier))
             case Happened(what=What.GRADIENTS):
                 self.holdings.gradients = self.step_state.count + 1
                 self.stack.append(self.steps.end(self.step_state.count))
@@ -162,6 +170,8 @@ class Life:
             case act.Train(order=order):
                 connected = self.linked == self.session.generation
                 self.holdings.judge_training(order.step, self.step_state.count, linked=connected)
+                if self.voting is not None:
+                    self.voting.resumed(self.part)
                 return self._step()
             case act.FindFailure():
                 return self.failed
@@ -219,10 +229,15 @@ class Life:
 
     def _struck(self) -> tuple[str, ...]:
         """Return what the device says is lost."""
-        return (self.birth.shard,) if self.holdings.struck else ()
+        changed = () if self.voting is None else self.voting.votes.changed_since_begun()
+        return (self.birth.shard,) if self.holdings.struck else changed
 
     def _report(self, kind: FaultKind | None, *, mendable: bool = False) -> None:
         assert kind is not None
+        self.report(kind, mendable=mendable)
+
+    def report(self, kind: FaultKind, **more: Any) -> None:
+        """Report a fault of this process. `more`: of FaultReport."""
         self.said.append(
             FaultReported(
                 FaultReport(
@@ -234,7 +249,7 @@ class Life:
                     node=self.birth.node,
                     generation=self.session.generation,
                     incarnation=self.session.incarnation,
-                    mendable=mendable,
+                    **more,
                 )
             )
         )
@@ -248,6 +263,8 @@ class Life:
             self.steps.begin()
         except Interrupted:
             return self._left(Ended.INTERRUPTED)
+        if self.voting is not None:
+            self.voting.begins()
         self.wait, self.met, self.entered = Wait.COLLECTIVES, False, False
         return _WAITS
 
@@ -257,6 +274,8 @@ class Life:
                 self.holdings.keep(self.rank, self.step_state.count + 1)
             case Act.SWAP | Act.MEET if not self.met:
                 self.barrier, self.wait = asked, Wait.BARRIER
+                if self.voting is not None:
+                    self.voting.enters()
                 return _WAITS
             case Act.SWAP | Act.MEET:
                 return self._pass(asked)
@@ -274,6 +293,8 @@ class Life:
             self.holdings.keep(self.birth.ward, step)
             return True
         self.holdings.judge_barrier(step)
+        if self.voting is not None:
+            self.voting.hears(self.heard)
         self.entered = True
         return True
 

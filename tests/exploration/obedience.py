@@ -113,7 +113,7 @@ def _started(cluster: Cluster, node: str, order: StartProcess) -> Cluster:
     box = next((box[2] for box in cluster.boxes if box[:2] == (node, order.rank)), ())
     size = cluster.size
     shard = f"shard {order.rank}" if size.sharded else "replicated"
-    birth = Birth(order, node, box, cluster.checkpoints, size.steps, size.every_steps, shard)
+    birth = Birth(order, node, box, cluster.checkpoints, size.steps, size.every_steps, shard, size.votes)
     outcome = cluster.memory.lives.born(birth)
     new = Process(order.rank, node, order.incarnation, outcome.at)
     cluster = replace(

@@ -36,6 +36,9 @@ class Standpoint(msgspec.Struct, frozen=True):
     box: tuple[LocalStateCopy, ...]
     part: RepairPart | None
     activity: Activity
+    wrong: bool
+    said: bytes | None  # at the commit barrier of its step, of what it holds
+    proven: bool  # what it holds has passed a vote
     held_back: bool  # at a broken commit barrier, with its gradients
 
 
@@ -133,6 +136,9 @@ class Lives:
                 box=life.holdings.box,
                 part=life.part,
                 activity=life.activity,
+                wrong=life.holdings.wrong,
+                said=None if life.voting is None else life.voting.said,
+                proven=life.voting is not None and bool(life.voting.votes._proven),
                 held_back=len(life.stack) > 2,
             )
         return Outcome(self._known[stands], tuple(life.said), tuple(life.published), tuple(life.holdings.broken))
@@ -152,7 +158,10 @@ def _everything(life: Life) -> list[object]:
             life.activity,
             life.wait,
             life.to_publish,
+            life.holdings.wrong,
+            life.holdings.flipped,
         ),
+        [] if life.voting is None else life.voting.everything,
         (life.holdings.box, life.met, life.entered, life.barrier, life.part),
         _atoms(vars(life.session)),
         _atoms(vars(life.step_state)),

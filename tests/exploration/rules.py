@@ -114,7 +114,9 @@ def _wrong_repair(cluster: Cluster, parts: dict[int, RepairPart]) -> Iterator[st
     alive = {p.rank: p for p in cluster.processes if _is_current(cluster, p)}
     ranks, shards = set(parts), {p.rank: p.at.birth.shard for p in alive.values()}
     # The newest step of which every shard is alive, and every own state of those that lack it.
-    newest = max((p.at.held for p in alive.values() if p.parked), default=0)
+    trusted = cluster.controller.machine.state.incident.trusted_step
+    held = [p.at.held for p in alive.values() if p.parked and (trusted is None or p.at.held <= trusted)]
+    newest = max(held, default=0)
     have = {p.rank for p in alive.values() if p.parked and newest in {p.at.held, p.at.gradients}}
     copies = {copy for p in alive.values() if p.parked for copy in p.at.box}
     sharded = cluster.size.sharded

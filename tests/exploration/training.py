@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from midstep.protocol.types import RestoreSource
 
 from .cluster import Cluster, gone_on, parked_or_linking
-from .inputs import Happened, Input, Linked, Wait, What
+from .inputs import Happened, Input, Linked, Voted, Wait, What
 from .process import Process
 
 TRAINING = frozenset({Wait.COLLECTIVES, Wait.BARRIER})
@@ -27,6 +27,8 @@ def happened(cluster: Cluster, process: Process, given: Input, **changes: bool) 
 
 
 def _said(given: Input) -> str:
+    if isinstance(given, Voted):
+        return "hears what all hold"
     return given.what.value if isinstance(given, Happened) else "is linked up, repaired and rolled back"
 
 
@@ -43,7 +45,7 @@ def _next_of(cluster: Cluster, process: Process) -> Input | None:
     if at.wait is Wait.COLLECTIVES and all(other is not None and _meets(other, process) for other in others):
         return Happened(What.GRADIENTS)
     if at.wait is Wait.BARRIER and may_commit(cluster, process):
-        return Happened(What.MET)
+        return Voted(_ballots(cluster, process)) if cluster.size.votes else Happened(What.MET)
     return None
 
 
@@ -53,20 +55,28 @@ def may_commit(cluster: Cluster, process: Process) -> bool:
     return all(other is not None and _has_passed(other, process) for other in others)
 
 
+def _ballots(cluster: Cluster, process: Process) -> tuple[bytes, ...]:
+    """Return what the others hold; those that have passed the barrier already have found that all is equal."""
+    others = (cluster.process(rank) for rank in range(_size(process)) if rank != process.rank)
+    waiting = (other.at for other in others if other is not None and other.at.wait is Wait.BARRIER)
+    return tuple(at.said for at in waiting if at.said is not None and at.count == process.at.count)
+
+
 def arrival(cluster: Cluster, process: Process, *, cut: bool = False) -> Linked:
     """Return what reaches a process that has linked up with all others, by its part of the plan."""
     part = process.at.part
     shards: tuple[int, ...] = ()
-    own = False
+    own = wrong = False
     if part is not None and part.restore is RestoreSource.REPLICA:
         into = [each for each in part.transfers if each.destination == process.rank]
         sources = [cluster.process(each.source) for each in into]
         shards = tuple(source.at.held for source in sources if source is not None)
+        wrong = any(source.at.wrong for source in sources if source is not None)
         for move in part.local_states:
             source = cluster.process(move.source)
             if move.rank == process.rank and source is not None:
                 own = own or (move.rank, part.target_step) in [(copy.rank, copy.step) for copy in source.at.box]
-    return Linked(shards, own, cluster.checkpoints, cut)
+    return Linked(shards, own, cluster.checkpoints, cut, wrong)
 
 
 def stalls(cluster: Cluster) -> Iterator[Process]:

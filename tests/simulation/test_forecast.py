@@ -62,11 +62,12 @@ def test_a_lost_node_moves_to_the_spare() -> None:
     assert [took.rung for took in forecast(TimedFault(3.0, Kind.NODE)).timeline] == [Rung.RECOVER]
 
 
-def corrupted(every_steps: int) -> Outlook:
+def corrupted(every_steps: int, replicas: int = 3) -> Outlook:
     """Play a small job in which what a rank holds becomes wrong twice."""
     policy = msgspec.structs.replace(default_policy(), integrity=IntegrityPolicy(every_steps=every_steps))
     faults = (TimedFault(3.0, Kind.CORRUPTION), TimedFault(20.0, Kind.CORRUPTION))
-    return Forecast(policy, SMALL, FaultTrace(faults=faults, model=Model(silent_seen_h=24.0)), hours=48.0, seed=1).run()
+    model = Model(silent_seen_h=24.0, replicas=replicas)
+    return Forecast(policy, SMALL, FaultTrace(faults=faults, model=model), hours=48.0, seed=1).run()
 
 
 def test_what_is_corrupted_is_trained_on_until_a_person_sees_it() -> None:
@@ -85,6 +86,14 @@ def test_votes_find_what_is_corrupted_with_every_process_kept() -> None:
     assert each.steps_lost <= 2
     assert rare.steps_lost > 100
     assert each.goodput > rare.goodput > 0.9
+
+
+def test_of_two_copies_none_is_blamed_and_one_is_not_voted_on() -> None:
+    """As in a job: both go back to what was right, in place; and what nobody else holds is trained on."""
+    two, one = corrupted(1, replicas=2), corrupted(1, replicas=1)
+    assert [took.rung for took in two.timeline] == [Rung.RETRY_STEP] * 2
+    assert (two.lost_s[Loss.WRONG], two.steps_lost > 100) == (0.0, True)
+    assert one.lost_s[Loss.WRONG] == corrupted(0).lost_s[Loss.WRONG]
 
 
 def test_a_rate_of_corruptions_leaves_the_other_faults_as_they_are() -> None:
