@@ -28,7 +28,7 @@ _LISTENS = "0A"  # a state in /proc/net/tcp
 _NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
 
 
-class Training(NamedTuple):
+class TrainingProcess(NamedTuple):
     """The process of a rank that trains. `started_s`: on this machine's monotonic clock."""
 
     program: RunProgram
@@ -87,7 +87,9 @@ class BuildChoice:
         """Return whether what is built is to be ended, as memory was short when `chosen` was asked last."""
         return self._memory_s < self._short_until
 
-    def chosen(self, training: Mapping[int, Training], built: Collection[int], now: float) -> dict[int, RunProgram]:
+    def chosen(
+        self, training: Mapping[int, TrainingProcess], built: Collection[int], now: float
+    ) -> dict[int, RunProgram]:
         """Return the programs of the ranks that are to have a built process. `built`: those that have one.
 
         `training`: the ranks that have a usual step. `now`: seconds, on the clock of their starts.

@@ -26,7 +26,7 @@ from ..protocol.rank_logs import built_log, last_words
 from ..protocol.reports import PreparedProcesses, builds_ahead
 from ..protocol.types import Activity, JobSpec, RankProgress, StandbyDepth
 from . import channel
-from .build_choice import BuildChoice, Training, own_bytes_of
+from .build_choice import BuildChoice, TrainingProcess, own_bytes_of
 from .channel import rank_environment, rank_program
 from .warm_pool import ANSWER_S, IdleProcess, WarmPool
 
@@ -75,7 +75,7 @@ class Preparations:
         """Say again what is here: to a controller that is new, or that had counted this node as lost."""
         self._told.clear()
 
-    def keep(self, job: JobSpec, training: Mapping[int, Training], here: frozenset[int]) -> None:
+    def keep(self, job: JobSpec, training: Mapping[int, TrainingProcess], here: frozenset[int]) -> None:
         """Have built what is missing, and tell what is there. Every 100 ms.
 
         `training`: the ranks whose next process may be built now. `here`: all ranks with a process here.
@@ -96,7 +96,7 @@ class Preparations:
         self._tell_built(wanted.union(foreign))
 
     def _chosen(
-        self, job: JobSpec, training: Mapping[int, Training]
+        self, job: JobSpec, training: Mapping[int, TrainingProcess]
     ) -> tuple[dict[int, channel.RunProgram], frozenset[int]]:
         """Return the programs of ranks that are to have a built process, and all ranks that have one or are to."""
         if self._choice is None:

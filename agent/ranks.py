@@ -30,7 +30,7 @@ from ..protocol.host_copies import FILES, copied_bytes, copied_steps, create_cop
 from ..protocol.rank_logs import last_words, output_log
 from ..protocol.reports import ReportedValues
 from . import channel
-from .build_choice import Training
+from .build_choice import TrainingProcess
 from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
 from .copy_writers import CopyWriters
@@ -250,7 +250,7 @@ class RankHost:
             return
         ready = {clock.rank for clock in readings if is_time(clock)}
         training = {
-            each.running.rank: Training(each.program, each.running.pid, each.started_s)
+            each.running.rank: TrainingProcess(each.program, each.running.pid, each.started_s)
             for each in self._processes()
             if each.running.rank in ready and each.program is not None
         }

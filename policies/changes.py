@@ -26,7 +26,7 @@ FREE = (
     "node_check.within_s",
 )
 """These keys, and those below them, may change."""
-FIXED = ("deadlines.orders_s", "deadlines.stop_grace_s")
+FIXED = ("deadlines.orders_s", "deadlines.save_s", "deadlines.stop_grace_s")
 """Those below them that may not: processes go by them."""
 FOR_GOOD = "allow_inject"
 """The controller alone goes by it, but what an operator may lift is no limit for operators."""

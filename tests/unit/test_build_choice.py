@@ -14,7 +14,7 @@ from midstep.agent.build_choice import (
     TRAINED,
     BuildChoice,
     Memory,
-    Training,
+    TrainingProcess,
     node_memory,
     what_it_holds,
 )
@@ -43,7 +43,7 @@ class Node:
     def builds(self, after_s: float = 0.0, *, built: Collection[int] = ()) -> bool:
         """Return whether the next process of the rank is to be there `after_s` later."""
         self.now += after_s
-        training = {0: Training(PROGRAM, self.pid, self.started_s)}
+        training = {0: TrainingProcess(PROGRAM, self.pid, self.started_s)}
         return self.choice.chosen(training, built, self.now) == {0: PROGRAM}
 
 

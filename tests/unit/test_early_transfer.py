@@ -154,6 +154,7 @@ class Process:
             local_states=SimpleNamespace(read=lambda rank, step: b"state of %d" % rank),
             black_box=SimpleNamespace(copies=tuple),
             debug_log=SimpleNamespace(note=self.notes.append),
+            injection_points=SimpleNamespace(sent=lambda shards: shards),
             interrupted=lambda: self.interrupted,
         )
         self.runtime = runtime

@@ -55,7 +55,7 @@ def test_changes_name_their_keys_and_a_rung_by_its_name() -> None:
 def test_what_may_change_is_no_part_of_what_agents_and_ranks_were_started_with() -> None:
     another = parse_policy(ANOTHER, "another")
     free = [each.key for each in changes(Policy(), another) if may_change(each.key)]
-    assert len(free) == 13
+    assert len(free) == 12
     for key in free:
         value: Any = msgspec.to_builtins(another)
         for name in key.split("."):
@@ -66,7 +66,7 @@ def test_what_may_change_is_no_part_of_what_agents_and_ranks_were_started_with()
 def test_keys_that_processes_go_by_are_refused_by_name() -> None:
     why_not = obstacle(changes(Policy(), parse_policy(ANOTHER, "another")))
     assert why_not is not None
-    named = "deadlines.orders_s, deadlines.stop_grace_s, checkpoint.keep, stall.factor, heartbeat.interval_s cannot"
+    named = "deadlines.save_s, deadlines.orders_s, deadlines.stop_grace_s, checkpoint.keep, stall.factor, heartbeat.interval_s cannot"
     assert why_not.startswith(named)
 
 
