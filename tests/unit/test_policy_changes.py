@@ -66,8 +66,8 @@ def test_what_may_change_is_no_part_of_what_agents_and_ranks_were_started_with()
 def test_keys_that_processes_go_by_are_refused_by_name() -> None:
     why_not = obstacle(changes(Policy(), parse_policy(ANOTHER, "another")))
     assert why_not is not None
-    named = "deadlines.save_s, deadlines.orders_s, deadlines.stop_grace_s, checkpoint.keep, stall.factor, heartbeat.interval_s cannot"
-    assert why_not.startswith(named)
+    named = "deadlines.orders_s, deadlines.stop_grace_s, deadlines.save_s, checkpoint.keep, stall.factor, "
+    assert why_not.startswith(f"{named}heartbeat.interval_s cannot")
 
 
 def apply(cluster: FakeCluster, policy: Policy, number: int = 1) -> ControlAnswered:
