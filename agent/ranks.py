@@ -35,6 +35,7 @@ from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
 from .copy_writers import CopyWriters
 from .linux import ignores, is_stopped
+from .log_rules import FollowedLog, LogRules
 from .warm_pool import IdleProcess, WarmPool
 
 WELCOME_S = 60.0  # a start waits this long for the job's description, which may come after it
@@ -52,7 +53,7 @@ _FIELD = "oom_kill"
 class RankProcess:
     """One process of a rank. `watched` is set once it has its assignment."""
 
-    __slots__ = ("early", "expected", "log", "program", "running", "slot", "started_s", "watched")
+    __slots__ = ("early", "expected", "followed", "log", "program", "running", "slot", "started_s", "watched")
 
     def __init__(self, slot: "RankSlot", running: t.RunningProcess, log: Path, *, early: bool) -> None:
         """`log`: what it prints."""
@@ -63,6 +64,7 @@ class RankProcess:
         self.watched: WatchedProcess | None = None
         self.program: channel.RunProgram | None = None  # as `watched`
         self.expected = False  # its exit is: it has been ordered to end
+        self.followed: FollowedLog | None = None  # its log, as `watched`
         self.early = early  # it gets ready while another process holds the rank, and has not been announced
 
     def clock(self) -> t.RankProgress | None:
@@ -135,6 +137,7 @@ class RankHost:
         self._slots: dict[int, RankSlot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
+        self._log_rules = LogRules(node, post)
         self._counter = KillCounter()
         self._memory_kills = MemoryKills()
 
@@ -142,6 +145,7 @@ class RankHost:
         """Take over the job's description. A second one is ignored."""
         if not self._job.done():
             self._job.set_result(job)
+            self._log_rules.start(job.settings.rules)
 
     def start(self, order: m.StartProcess) -> None:
         """Start a rank's process in place of the present one. Answers with ProcessStarted or a fault."""
@@ -267,6 +271,7 @@ class RankHost:
         """End every process, and take no more orders. Returns when all have exited, or EXIT_S after the kill."""
         self._ending = True
         self._preparations.close()
+        self._log_rules.close()
         for task in self._tasks:
             task.cancel()
         processes = list(self._processes())
@@ -346,6 +351,7 @@ class RankHost:
         process = RankProcess(slot, running, log, early=order.early)
         process.reset_clock()
         output = open_log(log)
+        begin = os.fstat(output).st_size
         try:
             process.watched = idle.assign(
                 assignment, (slot.box.fd, output, *slot.copies), lambda status: self._exited(process, status)
@@ -353,6 +359,7 @@ class RankHost:
         finally:
             os.close(output)
         process.program = assignment
+        process.followed = self._log_rules.begin(running, process.clock, log, begin)
         slot.process = process
         self._post(m.ProcessStarted(node=self._node, process=running, warm=idle.warm))
 
@@ -360,6 +367,8 @@ class RankHost:
         at_s = time.time()
         if process.slot.process is process:
             process.slot.process = None
+        if process.followed is not None:
+            self._log_rules.end(process.followed, expected=process.expected)
         self.watch_memory()
         killed = status == -signal.SIGKILL and not process.expected
         self._post(

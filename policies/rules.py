@@ -15,7 +15,7 @@ from pathlib import Path
 from ..devices.kinds import EXTERNAL, device_kind
 from ..protocol.faults import OF_JOB, ExceptionPattern
 from ..protocol.incidents import NoticeKind
-from ..protocol.rules import MOST_RULES, OUT_OF_MEMORY, OutOfMemoryAction, ValueRule
+from ..protocol.rules import MOST_LINE_RULES, MOST_RULES, OUT_OF_MEMORY, JobRule, OutOfMemoryAction
 from ..protocol.types import FaultKind, IntegrityAction, JobSettings, RestoreSource, Rung, StandbyDepth
 from .budgets import WORLD_RESTARTS, parse_ranks
 from .fault_codes import DETECTABLE, CodeRule
@@ -49,7 +49,7 @@ def broken_rules(policy: Policy) -> list[Problem]:
     problems += exception_problems(policy.exceptions) + _hook_problems(
         policy.on_node_relaunch, brings=policy.node.relaunch_brings
     )
-    problems += _value_rule_problems(policy.rules)
+    problems += _job_rule_problems(policy.rules)
     return problems + _notify_problems(policy) + kind_problems(policy.faults.codes, "faults.codes")
 
 
@@ -149,11 +149,14 @@ def _notify_problems(policy: Policy) -> list[Problem]:
     return problems
 
 
-def _value_rule_problems(rules: tuple[ValueRule, ...]) -> list[Problem]:
-    """Return what is wrong with the rules on reported values."""
-    problems = (
-        [] if len(rules) <= MOST_RULES else [Problem("rules", f"found {len(rules)}; allowed: up to {MOST_RULES}")]
-    )
+def _job_rule_problems(rules: tuple[JobRule, ...]) -> list[Problem]:
+    """Return what is wrong with the rules on reported values and lines of logs."""
+    of_lines = sum(each.line is not None for each in rules)
+    problems = [
+        Problem("rules", f"found {found}{of_what}; allowed: up to {most}")
+        for found, of_what, most in ((len(rules), "", MOST_RULES), (of_lines, " on lines", MOST_LINE_RULES))
+        if found > most
+    ]
     names: dict[str, int] = {}
     for index, each in enumerate(rules):
         if each.name == OUT_OF_MEMORY.name:

@@ -14,7 +14,7 @@ from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_name
 from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
 from ..protocol.incidents import NoticeKind
-from ..protocol.rules import OutOfMemoryAction, ValueRule
+from ..protocol.rules import JobRule, OutOfMemoryAction
 from ..protocol.types import CheckpointFormat, IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
 
@@ -398,7 +398,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         False  # of what fits no pattern, the process is kept, and the step is repeated once
     )
     out_of_memory: OutOfMemoryAction = OutOfMemoryAction.REPLACE
-    rules: tuple[ValueRule, ...] = ()  # on values that the script reports, and what follows when one is broken
+    rules: tuple[JobRule, ...] = ()  # on values that the script reports, and on lines that ranks print
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
     notify: NotifyPolicy = NotifyPolicy()
     allow_inject: bool = True  # false: no fault is caused on purpose while the job runs

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from ..protocol.rules import Jump, RuleAction, Slow, ValueRule, acting
+from ..protocol.rules import JobRule, Jump, RuleAction, Slow, acting
 
 LEAST_VALUES = 10  # before that nothing is called a jump
 LEAST_DEVIATION = 0.001  # of the mean: values that are all alike have none, and the next one is no jump for that
@@ -23,7 +23,7 @@ LEAST_DEVIATION = 0.001  # of the mean: values that are all alike have none, and
 class Breach(msgspec.Struct, frozen=True):
     """A rule that is broken. `number`: for the commit barrier; 0: the rule only reports."""
 
-    rule: ValueRule
+    rule: JobRule
     number: int
     detail: str
 
@@ -31,8 +31,8 @@ class Breach(msgspec.Struct, frozen=True):
 class Judge:
     """The rules of a job, and the values of one rank's last steps."""
 
-    def __init__(self, rules: Sequence[ValueRule]) -> None:
-        self._rules = tuple(rules)
+    def __init__(self, rules: Sequence[JobRule]) -> None:
+        self._rules = tuple(rule for rule in rules if rule.value is not None)
         self.acting = acting(self._rules)
         self._numbers = {rule.name: number for number, rule in enumerate(self.acting, start=1)}
         self._past = {rule.name: _Past(rule.jump) for rule in self._rules if rule.jump is not None}
@@ -54,15 +54,15 @@ class Judge:
         return tuple(sorted(news, key=lambda each: each.number))
 
     def _judged(
-        self, rule: ValueRule, step: int, values: Mapping[str, float], step_s: float | None, now: float
+        self, rule: JobRule, step: int, values: Mapping[str, float], step_s: float | None, now: float
     ) -> Breach | None:
-        value = values.get(rule.value)
+        value = None if rule.value is None else values.get(rule.value)
         if value is None:
             return None
         why = self._why(rule, step, value, step_s, now)
         return None if why is None else Breach(rule, self._numbers.get(rule.name, 0), f"{rule.value} {why}")
 
-    def _why(self, rule: ValueRule, step: int, value: float, step_s: float | None, now: float) -> str | None:
+    def _why(self, rule: JobRule, step: int, value: float, step_s: float | None, now: float) -> str | None:
         if rule.jump is not None:
             return self._past[rule.name].jumps(step, value, rule.jump)
         if rule.slow is not None:

@@ -18,7 +18,7 @@ import msgspec
 from ..protocol.errors import CallbackFailed, ConfigurationError, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
-from ..protocol.rules import OUT_OF_MEMORY, RuleAction, ValueRule
+from ..protocol.rules import OUT_OF_MEMORY, JobRule, RuleAction
 from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_actions as act
@@ -396,7 +396,7 @@ def _arm_flips(runtime: "Runtime", framework: "Framework") -> None:
     runtime.injection_points.spoil = lambda shards, fault: flips().spoil(shards, fault)
 
 
-def judge_of(rules: Sequence[ValueRule], framework: "Framework") -> Judge | None:
+def judge_of(rules: Sequence[JobRule], framework: "Framework") -> Judge | None:
     """Return what holds values against rules; None without rules. Raises ConfigurationError for what cannot be done."""
     leaving_out = [rule.name for rule in rules if rule.then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}]
     if leaving_out and not isinstance(framework, LeavesOut):
@@ -405,7 +405,7 @@ def judge_of(rules: Sequence[ValueRule], framework: "Framework") -> Judge | None
             f"cannot. Choose {RuleAction.REPORT}, {RuleAction.REPEAT_STEP} or {RuleAction.STOP}, or train with "
             "midstep.TrainState"
         )
-    return Judge(rules) if rules else None
+    return Judge(rules) if any(rule.value is not None for rule in rules) else None
 
 
 class ExceptionPolicy:

@@ -52,7 +52,7 @@ class FaultKind(StrEnum):
     NODE_JOINED = "node_joined"  # no fault: a world that was made smaller can grow again
     SLOW = "slow"  # a rank, or all of a node, computes more slowly than others with equal work
     SLOW_INPUT = "slow_input"  # a rank waits longer for its data loader than others do
-    RULE = "rule"  # a value that the script reports breaks a rule of the policy, which `code` names
+    RULE = "rule"  # a value that the script reports, or a line, breaks a rule of the policy, which `code` names
     REQUESTED = "requested"  # no fault: an operator asks for something at a step boundary
     DETECTOR = "detector"  # what a detector reads cannot be understood: nothing is known to be wrong with the job
 

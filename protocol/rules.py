@@ -1,7 +1,8 @@
-"""Rules of the job's owner: what is said of the values that a script reports, and what follows when one is broken.
+"""Rules of the job's owner: what is said of reported values and of lines in logs, and what follows when one is broken.
 
 A rule is a part of the policy. Each rank holds its own values against the rules at the end of each step
-(`processor/rules.py`), and the controller does what a broken one asks for (`controller/recovery/rules.py`).
+(`processor/rules.py`), each agent the lines of its ranks (`agent/log_rules.py`), and the controller does what a broken
+one asks for (`controller/recovery/rules.py`).
 """
 
 from typing import Annotated
@@ -11,8 +12,10 @@ from msgspec import Meta
 
 from .bounds import Count, Name, Seconds, Text
 from .compat import StrEnum
+from .line_patterns import mistakes_in
 
 MOST_RULES = 64
+MOST_LINE_RULES = 16
 DO_NOT_REQUEUE = 79  # the exit code of a job that a rule or a refusal has stopped: the same again would end so again
 RuleName = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
 
@@ -25,6 +28,9 @@ class RuleAction(StrEnum):
     SKIP_BATCH = "skip_batch"  # the step is repeated with the batches that follow, on all ranks
     ROLL_BACK = "roll_back"  # to a checkpoint or host copy of at least so many steps before; the data is left out
     STOP = "stop"  # the job ends, and must not be started again as it is
+
+
+OF_LINES = (RuleAction.REPORT, RuleAction.REPEAT_STEP, RuleAction.STOP)  # what may follow a line
 
 
 class Jump(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,15 +50,17 @@ class Slow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for_s: Annotated[float, Meta(gt=0, le=31_536_000)]
 
 
-class ValueRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rule on one value that the script reports with `step.report(NAME=...)`. One of the conditions is set.
+class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule on one value that the script reports with `step.report(NAME=...)`, or on lines that a rank prints.
 
-    `steps`: of `roll_back`. `at_most`: how often in a row `then` is done; where it does not help, the job stops.
+    With `value` one of the conditions is set. `line`: a regular expression that may not fit. `steps`: of `roll_back`.
+    `at_most`: how often in a row `then` is done; where it does not help, the job stops.
     """
 
     name: RuleName
-    value: RuleName
     then: RuleAction
+    value: RuleName | None = None
+    line: str | None = None
     not_finite: bool = False
     above: float | None = None
     below: float | None = None
@@ -63,6 +71,25 @@ class ValueRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def mistakes(self) -> list[str]:
         """Return what is wrong between its keys, empty when nothing is."""
+        if (self.value is None) == (self.line is None):
+            return ["one of value and line is needed, and only one"]
+        return self._mistakes_of_value() if self.line is None else self._mistakes_of_line(self.line)
+
+    @property
+    def subject(self) -> str:
+        """What the rule is about."""
+        return "lines of the log" if self.value is None else self.value
+
+    def _mistakes_of_line(self, line: str) -> list[str]:
+        found = [f"line: {mistake}" for mistake in mistakes_in(line)]
+        if self.not_finite or self.above is not None or self.below is not None or self.jump or self.slow:
+            found.append("not_finite, above, below, jump and slow are conditions on a value; a line has none")
+        if self.steps or self.then not in OF_LINES:
+            allowed = ", ".join(OF_LINES)
+            found.append(f"then: a line does not say which batch it is about; allowed: {allowed}, without steps")
+        return found
+
+    def _mistakes_of_value(self) -> list[str]:
         given = [self.not_finite, self.above is not None, self.below is not None, bool(self.jump), bool(self.slow)]
         found = [] if sum(given) == 1 else ["one of not_finite, above, below, jump and slow is needed, and only one"]
         if (self.then is RuleAction.ROLL_BACK) != (self.steps > 0):
@@ -79,10 +106,10 @@ class OutOfMemoryAction(StrEnum):
     SKIP_BATCH = "skip_batch"  # its memory is freed, and all ranks go on with the next batch
 
 
-OUT_OF_MEMORY = ValueRule("out_of_memory", "memory", RuleAction.SKIP_BATCH, not_finite=True)
+OUT_OF_MEMORY = JobRule("out_of_memory", RuleAction.SKIP_BATCH, value="memory", not_finite=True)
 
 
-def acting(rules: tuple[ValueRule, ...]) -> tuple[ValueRule, ...]:
+def acting(rules: tuple[JobRule, ...]) -> tuple[JobRule, ...]:
     """Return the rules that do more than report, the mildest first: the number of one is 1 + its place here."""
     order = list(RuleAction)
     return tuple(sorted((each for each in rules if each.then is not order[0]), key=lambda each: order.index(each.then)))
@@ -120,13 +147,17 @@ class StandingRule(msgspec.Struct, frozen=True):
 
 
 class RuleTally(msgspec.Struct, frozen=True):
-    """How often a rule was broken, and the last time: at which step, when, and the value in words."""
+    """How often a rule was broken, and the last time: at which step, when, and the value or line.
+
+    `row`: so many steps in a row, or one step so often.
+    """
 
     times: Count
     step: Count
     at_s: Seconds
     detail: Text
     then: RuleAction
+    row: Count = 1
 
 
 class RuleBook(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from .faults import FaultLevel as FaultLevel
 from .faults import FaultReport as FaultReport
 from .faults import FlippedBits as FlippedBits
 from .faults import InjectionPoint as InjectionPoint
-from .rules import LeaveOut, ValueRule
+from .rules import JobRule, LeaveOut
 
 CONTROLLER = "controller"
 PLATFORM = "platform"
@@ -348,7 +348,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     spare_s: float | None = 600.0  # without a rank, it leaves
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns
     retry_unknown_exceptions: bool = False  # what fits no pattern is mendable
-    rules: tuple[ValueRule, ...] = ()  # on values that the script reports
+    rules: tuple[JobRule, ...] = ()  # on values that the script reports, and on lines that ranks print
     skips_out_of_memory: bool = False  # a lack of memory costs a batch, and no process
 
 

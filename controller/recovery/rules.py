@@ -1,7 +1,8 @@
-"""TOPIC: rules of the job's owner on what the script reports: a broken one has the step repeated, or a batch left out.
+"""TOPIC: rules of the job's owner on what the script reports, and on lines that ranks print.
 
-All ranks say at the commit barrier that a rule is broken, before any has applied the update, and stop. So no rank is at
-fault, and the ladder is not asked: what the rule says is done, in a generation of its own, in which every process
+A broken one has the step repeated, or a batch left out. All ranks say at the commit barrier that a value breaks a rule,
+before any has applied the update, and stop; of a line an agent tells. No rank is at fault, and the ladder is not asked:
+what the rule says is done, in a generation of its own, in which every process
 lives on. It is an incident in the record. What the next repair has to leave out stands until the step is committed, so
 that a fault on the way, or another controller, changes nothing about it: the plan of each attempt says it again.
 
@@ -11,11 +12,11 @@ batches is known wherever its state is, and lost ranks go on there as the others
 
 from msgspec.structs import replace
 
-from ...protocol.rules import DO_NOT_REQUEUE, OUT_OF_MEMORY, RuleAction, RuleTally, StandingRule, ValueRule
+from ...protocol.rules import DO_NOT_REQUEUE, OUT_OF_MEMORY, JobRule, RuleAction, RuleTally, StandingRule
 from ...protocol.types import Decision, FaultReport, Rung
 from ...protocol.wording import count
 from . import topic as do
-from .state import JobState, Phase
+from .state import OVER, JobState, Phase
 from .topic import Recs, Topic
 
 # All ranks are trained, or are on their way to barrier one, at which the repair is planned.
@@ -27,13 +28,17 @@ def _broken(state: JobState, rec: do.RuleBroken) -> Recs:
     report = rec.report
     rule = next((each for each in (OUT_OF_MEMORY, *state.policy.rules) if each.name == report.code), None)
     step, standing = report.trusted_step, state.rules.standing
-    if rule is None or step is None or state.phase not in _HEARD:
+    ends = rule is not None and rule.line is not None and rule.then is RuleAction.STOP  # at any time
+    if rule is None or step is None or state.phase in OVER or not (ends or state.phase in _HEARD):
         state.ignore("broken rule that is not known" if rule is None else f"broken rule while {state.phase}")
         return None
     if rule.then is RuleAction.REPORT:
         _count(state, rule, report, step)
         state.say(f"rule {rule.name}: {report.detail}, at step {step}, on rank {report.rank}")
         return None
+    if ends:
+        _count(state, rule, report, step)
+        return _act(state, rule, report, step, opens=False)
     known = standing is not None and standing.generation >= report.generation
     overtaken = report.generation < state.generation
     if known and report.detail and state.history.open is not None:
@@ -47,10 +52,10 @@ def _broken(state: JobState, rec: do.RuleBroken) -> Recs:
     return _act(state, rule, report, step, opens=not overtaken)
 
 
-def _act(state: JobState, rule: ValueRule, report: FaultReport, step: int, *, opens: bool) -> Recs:
+def _act(state: JobState, rule: JobRule, report: FaultReport, step: int, *, opens: bool) -> Recs:
     """Have the next repair do it; `opens`: in a generation that begins now, as no fault has opened one."""
     what, times = _what(state, rule, step)
-    text = f"rule {rule.name} on {rule.value} is broken at step {step}"
+    text = f"rule {rule.name} on {rule.subject} is broken at step {step}"
     if rule is OUT_OF_MEMORY:
         text = f"a rank is out of memory at step {step}"
     if rule.then is RuleAction.STOP or times > rule.at_most:
@@ -73,10 +78,12 @@ def _act(state: JobState, rule: ValueRule, report: FaultReport, step: int, *, op
     return [do.RepeatAsRuled(report, Decision(Rung.RETRY_STEP, f"{text}: {what}"), trusted, opens)]
 
 
-def _what(state: JobState, rule: ValueRule, step: int) -> tuple[str, int]:
+def _what(state: JobState, rule: JobRule, step: int) -> tuple[str, int]:
     """Return what a rule asks for in words, and how often in a row that is by now."""
     standing = state.rules.standing
     same = standing if standing is not None and standing.step == step else None
+    if rule.line is not None:  # it may come again in the next step, as what was repeated was not to blame
+        return "the step is repeated", state.rules.tallies[rule.name].row
     if rule.then is RuleAction.REPEAT_STEP:
         return "the step is repeated", 1 + (same.repeats if same else 0)
     if rule.then is RuleAction.SKIP_BATCH:
@@ -86,9 +93,10 @@ def _what(state: JobState, rule: ValueRule, step: int) -> tuple[str, int]:
     return f"all go back {count(rule.steps, 'step')} at least, and leave out the data since then", 1 + again
 
 
-def _count(state: JobState, rule: ValueRule, report: FaultReport, step: int, *, times: int = 1) -> None:
+def _count(state: JobState, rule: JobRule, report: FaultReport, step: int, *, times: int = 1) -> None:
     before = state.rules.tallies.get(rule.name)
-    tally = RuleTally(times + (before.times if before else 0), step, state.now, report.detail, rule.then)
+    row = times + (before.row if before and before.step <= step <= before.step + 1 else 0)
+    tally = RuleTally(times + (before.times if before else 0), step, state.now, report.detail, rule.then, row)
     state.rules = replace(state.rules, tallies={**state.rules.tallies, rule.name: tally})
 
 

@@ -2,12 +2,14 @@
 
 Runs under `midstep run`: `ruled.py RECORDS STEPS STEP_S BAD`, where BAD is JSON: `rank` meets its `batches`, which are
 counted over all epochs, and reports a loss that is no number, `times` times. `leave_out`: nobody meets these batches
-at all, as in a run whose data never had them. `fails`: what the rank raises instead (`oom`).
+at all, as in a run whose data never had them. `fails`: what the rank does instead: it raises (`oom`), prints a line
+(`prints`), or prints one and exits (`exits`).
 
 Each rank writes down the batches of the steps that were committed (`drawn.RANK`).
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -60,6 +62,10 @@ def train(records: Path, steps: int, step_s: float, given: dict[str, Any]) -> No
             loss = trained.forward(augmented(samples), labels)
             if given.get("fails") == "oom" and bad.meets(batch):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 TiB")
+            if given.get("fails") in {"prints", "exits"} and bad.meets(batch):
+                print(f"link 3 of rank {os.environ['RANK']} is down", flush=True)
+                if given["fails"] == "exits":
+                    os._exit(3)
             trained.backward(loss)
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
             step.report(

@@ -107,6 +107,42 @@ def test_a_job_that_a_rule_stops_is_not_to_be_started_again(start_job: StartJob)
     assert (job.directory / "checkpoints" / "step-00000008").is_dir()
 
 
+def on_lines(start: StartJob, bad: dict[str, Any], then: str, **options: Any) -> Job:
+    """Start a job with one rule, on lines that a rank prints."""
+    rules = [{"name": "link_down", "line": r"link \d+ of .* is down", "then": then}]
+    return ruled(start, bad, policy={"rules": rules}, **options)
+
+
+def test_a_line_that_a_rank_prints_as_it_exits_ends_the_job(start_job: StartJob) -> None:
+    """Its process is not started again, and the exit code says that the job is not to be."""
+    job = on_lines(start_job, {"rank": 3, "batches": [8], "fails": "exits"}, "stop")
+    assert job.wait() == DO_NOT_REQUEUE, job.said()
+    (incident,) = job.report()["incidents"]
+    assert incident["outcome"] == "stopped"
+    assert "rule link_down on lines of the log is broken at step 8" in incident["ended_reason"]
+    assert not incident["replaced"]
+
+
+@pytest.mark.soak
+def test_a_line_has_the_step_repeated(start_job: StartJob, with_all: Job) -> None:
+    """The step in which it is seen, in the living processes; no bit differs."""
+    job = on_lines(start_job, {"rank": 1, "batches": [7], "times": 1, "fails": "prints"}, "repeat_step", step_s=0.1)
+    (incident,) = finish(job)["incidents"]
+    assert_nobody_harmed(incident, set())
+    assert "printed: link 3 of rank 1 is down" in [each["detail"] for each in incident["reports"]]
+    assert_as(job, with_all)
+
+
+@pytest.mark.soak
+def test_lines_that_are_only_reported_change_nothing(start_job: StartJob, with_all: Job) -> None:
+    """Of those that come one after another one is told."""
+    job = on_lines(start_job, {"rank": 1, "batches": [7, 8, 9], "fails": "prints"}, "report", step_s=0.1)
+    report = finish(job)
+    assert not report["incidents"]
+    assert report["rules"]["link_down"]["times"] == 1
+    assert_as(job, with_all)
+
+
 @pytest.mark.soak
 def test_what_does_not_help_so_often_in_a_row_stops_the_job(start_job: StartJob) -> None:
     job = ruled(start_job, {"rank": 3, "batches": [8, 9, 10]}, {"then": "skip_batch", "at_most": 2})

@@ -32,8 +32,9 @@ NOUNS = "protocol"
 # Slow nodes: a file and 72 lines (a topic of 37, its policy and records); 15 of nouns, the times of a rank's steps.
 # A refusal that ends the job, and the depth that a node chooses: 4 of nouns.
 # A limit of stalls that is learned (its file is none of the core): 14 lines of the policy, 10 of blame, 6 of nouns.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 36, 9766, 9
-MOST_NOUN_FILES, MOST_NOUN_LINES = 13, 2660
+# Rules on lines of logs: 8 lines of their topic, 175 of nouns (a file of 145, which patterns are allowed).
+MOST_FILES, MOST_LINES, MOST_LEVELS = 36, 9774, 9
+MOST_NOUN_FILES, MOST_NOUN_LINES = 14, 2835
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 114
 
 

@@ -8,30 +8,30 @@ import msgspec
 import pytest
 
 from midstep.controller.recovery.events import ControllerStarted
-from midstep.controller.recovery.state import Phase
+from midstep.controller.recovery.state import Phase, Result
 from midstep.policies.rules import broken_rules
 from midstep.policies.schema import Policy
 from midstep.processor.rules import Judge, worst
 from midstep.processor.train_thread import judge_of
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, StartProcess
-from midstep.protocol.rules import DO_NOT_REQUEUE, Jump, LeaveOut, RuleAction, Slow, ValueRule
+from midstep.protocol.rules import DO_NOT_REQUEUE, JobRule, Jump, LeaveOut, RuleAction, Slow
 from midstep.protocol.types import FaultKind, LocalStateCopy, StepReport
 from midstep.testing.fake_cluster import HOLDS, SHARD, FakeCluster, only
 
 NAN = math.nan
-A_NUMBER = ValueRule("a_number", "loss", RuleAction.SKIP_BATCH, not_finite=True)
-A_JUMP = ValueRule("a_jump", "loss", RuleAction.REPEAT_STEP, jump=Jump(4.0, over_steps=20))
+A_NUMBER = JobRule("a_number", RuleAction.SKIP_BATCH, value="loss", not_finite=True)
+A_JUMP = JobRule("a_jump", RuleAction.REPEAT_STEP, value="loss", jump=Jump(4.0, over_steps=20))
 
 
-def judged(rules: list[ValueRule], losses: Iterable[float], *, step_s: float = 1.0) -> list[list[str]]:
+def judged(rules: list[JobRule], losses: Iterable[float], *, step_s: float = 1.0) -> list[list[str]]:
     """Return the names of the rules that each loss breaks, in steps of `step_s`."""
     judge = Judge(rules)
     found = [judge.judge(step, {"loss": loss}, step * step_s) for step, loss in enumerate(losses)]
     return [[each.rule.name for each in breaches] for breaches in found]
 
 
-def as_report(rule: ValueRule) -> ValueRule:
+def as_report(rule: JobRule) -> JobRule:
     return msgspec.structs.replace(rule, then=RuleAction.REPORT)
 
 
@@ -46,8 +46,8 @@ def test_a_value_that_is_not_reported_breaks_nothing() -> None:
 
 def test_limits_are_limits() -> None:
     rules = [
-        ValueRule("high", "loss", RuleAction.STOP, above=2.0),
-        ValueRule("low", "loss", RuleAction.REPORT, below=1.0),
+        JobRule("high", RuleAction.STOP, value="loss", above=2.0),
+        JobRule("low", RuleAction.REPORT, value="loss", below=1.0),
     ]
     assert judged(rules, [2.0, 2.1, 1.0, 0.9, NAN]) == [[], ["high"], [], ["low"], ["high"]]
 
@@ -81,7 +81,7 @@ def test_a_rule_that_reports_says_so_once_for_as_long_as_it_is_broken() -> None:
 
 
 def test_of_rules_that_are_broken_together_the_sternest_counts() -> None:
-    stop = ValueRule("stop", "loss", RuleAction.STOP, not_finite=True)
+    stop = JobRule("stop", RuleAction.STOP, value="loss", not_finite=True)
     judge = Judge([stop, as_report(msgspec.structs.replace(A_NUMBER, name="told")), A_NUMBER])
     breaches = judge.judge(0, {"loss": NAN}, 0.0)
     assert [each.rule.name for each in breaches] == ["told", "a_number", "stop"]
@@ -89,7 +89,7 @@ def test_of_rules_that_are_broken_together_the_sternest_counts() -> None:
 
 
 def test_slow_is_what_stays_slow() -> None:
-    slow = ValueRule("slow", "loss", RuleAction.REPORT, slow=Slow(per_second=10.0, for_s=3.0))
+    slow = JobRule("slow", RuleAction.REPORT, value="loss", slow=Slow(per_second=10.0, for_s=3.0))
     assert judged([slow], [5.0, 5.0, 5.0, 20.0, 5.0, 5.0, 5.0]) == [[]] * 7
     assert judged([slow], [5.0] * 6) == [[], [], [], [], ["slow"], []]
 
@@ -97,14 +97,20 @@ def test_slow_is_what_stays_slow() -> None:
 @pytest.mark.parametrize(
     ("rule", "wrong"),
     [
-        (ValueRule("none", "loss", RuleAction.STOP), "one of not_finite"),
-        (ValueRule("two", "loss", RuleAction.STOP, not_finite=True, above=1.0), "one of not_finite"),
-        (ValueRule("back", "loss", RuleAction.ROLL_BACK, not_finite=True), "steps: at least 1"),
-        (ValueRule("far", "loss", RuleAction.STOP, not_finite=True, steps=3), "steps: at least 1"),
-        (ValueRule("slow", "loss", RuleAction.SKIP_BATCH, slow=Slow(1.0, 1.0)), "does not make anything faster"),
+        (JobRule("none", RuleAction.STOP, value="loss"), "one of not_finite"),
+        (JobRule("two", RuleAction.STOP, value="loss", not_finite=True, above=1.0), "one of not_finite"),
+        (JobRule("back", RuleAction.ROLL_BACK, value="loss", not_finite=True), "steps: at least 1"),
+        (JobRule("far", RuleAction.STOP, value="loss", not_finite=True, steps=3), "steps: at least 1"),
+        (JobRule("slow", RuleAction.SKIP_BATCH, value="loss", slow=Slow(1.0, 1.0)), "does not make anything faster"),
+        (JobRule("neither", RuleAction.STOP), "one of value and line"),
+        (JobRule("both", RuleAction.STOP, value="loss", line="nan", not_finite=True), "one of value and line"),
+        (JobRule("line", RuleAction.STOP, line="nan", above=1.0), "a line has none"),
+        (JobRule("line", RuleAction.SKIP_BATCH, line="nan"), "allowed: report, repeat_step, stop"),
+        (JobRule("line", RuleAction.ROLL_BACK, line="nan", steps=5), "allowed: report, repeat_step, stop"),
+        (JobRule("line", RuleAction.STOP, line="(a+)+"), "line: repeats a group"),
     ],
 )
-def test_rules_that_contradict_themselves_are_refused(rule: ValueRule, wrong: str) -> None:
+def test_rules_that_contradict_themselves_are_refused(rule: JobRule, wrong: str) -> None:
     (problem,) = broken_rules(Policy(rules=(rule,)))
     assert problem.key == "rules[0]"
     assert wrong in problem.text
@@ -119,10 +125,24 @@ def test_two_rules_of_one_name_are_refused() -> None:
     assert [each.key for each in broken_rules(Policy(rules=(A_NUMBER, A_NUMBER)))] == ["rules[1].name"]
 
 
+def test_no_more_rules_on_lines_than_are_quickly_looked_at() -> None:
+    many = tuple(JobRule(f"line_{number}", RuleAction.REPORT, line="nan") for number in range(17))
+    assert [each.text for each in broken_rules(Policy(rules=many))] == ["found 17 on lines; allowed: up to 16"]
+    assert not broken_rules(Policy(rules=many[:16]))
+
+
+def test_a_rule_on_lines_is_not_for_the_rank() -> None:
+    line = JobRule("a_line", RuleAction.STOP, line="nan")
+    assert judge_of([line], object()) is None  # type: ignore[arg-type]
+    judge = Judge([line, A_NUMBER])
+    assert judge.acting == (A_NUMBER,)
+    assert [each.number for each in judge.judge(0, {"loss": NAN}, 0.0)] == [1]
+
+
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-def job(rule: ValueRule) -> FakeCluster:
+def job(rule: JobRule) -> FakeCluster:
     """A job that trains, with one rule."""
     return FakeCluster(policy=Policy(rules=(rule,))).start()
 
@@ -199,7 +219,7 @@ def test_more_in_a_row_than_allowed_ends_the_job() -> None:
 
 
 def test_going_back_without_anything_to_go_back_to_ends_the_job() -> None:
-    rule = ValueRule("a_number", "loss", RuleAction.ROLL_BACK, not_finite=True, steps=3)
+    rule = JobRule("a_number", RuleAction.ROLL_BACK, value="loss", not_finite=True, steps=3)
     cluster = job(rule)
     cluster.feed(broken(cluster, 0))
     stopped(cluster)
@@ -209,7 +229,7 @@ def test_going_back_without_anything_to_go_back_to_ends_the_job() -> None:
 
 
 def test_going_back_takes_the_checkpoint_before_and_leaves_out_the_data_since_then() -> None:
-    rule = ValueRule("a_number", "loss", RuleAction.ROLL_BACK, not_finite=True, steps=3)
+    rule = JobRule("a_number", RuleAction.ROLL_BACK, value="loss", not_finite=True, steps=3)
     cluster = job(rule)
     cluster.feed(broken(cluster, 0))
     rejoin: list[Rejoin] = []
@@ -256,3 +276,66 @@ def test_a_framework_that_cannot_leave_data_out_refuses_rules_that_would(then: R
 
 def test_without_rules_nothing_is_judged() -> None:
     assert judge_of([], object()) is None  # type: ignore[arg-type]
+
+
+# --- lines that ranks print -------------------------------------------------------------------------------------------
+
+
+A_LINE = JobRule("a_number", RuleAction.REPEAT_STEP, line="link down", at_most=2)
+
+
+def printed(cluster: FakeCluster, rank: int = 1, step: int = 8) -> FaultReported:
+    """What the agent of a rank reports."""
+    said = "printed: link down"
+    return cluster.fault(rank, FaultKind.RULE, code="a_number", trusted_step=step, detail=said)
+
+
+def test_a_line_has_the_step_repeated_once_however_many_ranks_print_it() -> None:
+    cluster = job(A_LINE)
+    said = cluster.feed(*(printed(cluster, rank) for rank in (1, 0, 3)))
+    assert len(only(said, Quiesce)) == 4
+    assert not only(said, StartProcess)
+    assert {each.part.leave_out for each in stopped(cluster)} == {None}
+    cluster.pass_barrier_two(8)
+    tally = cluster.machine.state.rules.tallies["a_number"]
+    assert (tally.times, tally.detail) == (1, "printed: link down")
+
+
+def test_a_line_that_comes_again_and_again_ends_the_job() -> None:
+    """Also where it comes in the step behind the one that was repeated: else each step would be repeated once."""
+    cluster = job(A_LINE)
+    for step in (8, 9):
+        cluster.feed(printed(cluster, step=step))
+        stopped(cluster, step)
+        cluster.pass_barrier_two(step)
+    assert cluster.finish is None
+    cluster.feed(printed(cluster, step=10))
+    goal = cluster.machine.state.saving.then
+    assert isinstance(goal, Result)
+    assert goal.exit_code == DO_NOT_REQUEUE
+    assert "2 times in a row" in goal.reason
+
+
+def test_a_line_that_comes_seldom_never_ends_the_job() -> None:
+    cluster = job(A_LINE)
+    for step in (8, 20, 40, 60):
+        cluster.feed(printed(cluster, step=step))
+        stopped(cluster, step)
+        cluster.pass_barrier_two(step)
+    assert cluster.machine.state.rules.tallies["a_number"].times == 4
+    cluster.expect(Phase.RUNNING)
+
+
+def test_a_line_that_is_to_end_the_job_is_heard_in_the_middle_of_a_recovery() -> None:
+    """The rank that printed it is lost by then, and another generation has begun."""
+    cluster = job(msgspec.structs.replace(A_LINE, then=RuleAction.STOP))
+    said = printed(cluster)
+    cluster.feed(cluster.exited(1))
+    for rank in (0, 2, 3):
+        cluster.feed(cluster.quiesced(rank, 8, ready=True, peers=[1]))
+    assert cluster.machine.phase not in {Phase.RUNNING, Phase.SAVING}
+    cluster.feed(said)
+    cluster.expect(Phase.SAVING)
+    goal = cluster.machine.state.saving.then
+    assert isinstance(goal, Result)
+    assert goal.exit_code == DO_NOT_REQUEUE
