@@ -5,7 +5,7 @@ of these files are read four times a second, in a thread, so that neither a file
 up heartbeats and orders. Rules on lines take a bounded time (`protocol/line_patterns.py`), and of very many lines so
 many are looked at as fit into a share of the time; what is passed over then is counted, and logged.
 
-A process that ends has the rest of its lines looked at before its end is told: what it said last is often the reason.
+The rest of the lines of a process that ends is read before its end is reported: what it said last is often the reason.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ BEHIND_BYTES = 1024 * 1024  # of a log that has grown faster than it is read, th
 LAST_BYTES = 256 * 1024  # of a process that has ended
 LAST_S = 0.1
 LINES_AT_ONCE = 16
-AGAIN_S = 60.0  # a rule that reports is told of again after this time
+AGAIN_S = 60.0  # a rule that reports is reported again after this time
 _log = logging.getLogger(__name__)
 
 
@@ -80,14 +80,14 @@ class Patterns:
         return [LineFound(rule, line) for rule, pattern in self._patterns if pattern.search(line)]
 
 
-class Told:
-    """Which rules were told of a process, and when: not each line of many is a report. Pure."""
+class LinesReported:
+    """Remember when each rule was reported of a process: not each line of many is a report. Pure."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[int, float]] = {}
 
     def is_news(self, rule: JobRule, generation: int, now: float) -> bool:
-        """Say whether a line is to be told now: after a while, or what acts in each generation."""
+        """Say whether a line is to be reported now: after a while, or what acts in each generation."""
         before = self._told.get(rule.name)
         acts = rule.then is not RuleAction.REPORT
         if before is not None and now - before[1] < AGAIN_S and not (acts and generation != before[0]):
@@ -172,7 +172,7 @@ class LogRules:
         self, process: t.RunningProcess, clock: Callable[[], t.RankProgress | None], path: Path, begin: int
     ) -> FollowedLog:
         """Follow the log of a process from byte `begin` on. `clock` reads its step clock."""
-        told = Told()
+        told = LinesReported()
         log = FollowedLog(path, begin, lambda found: self._line_found(process, clock(), found, told))
         self._logs[log] = None
         return log
@@ -213,7 +213,7 @@ class LogRules:
             _log.debug("logs are not read: %s", error)
 
     def _read(self, logs: Sequence[FollowedLog]) -> None:
-        """In a thread."""
+        """Read the logs once. Runs in a thread."""
         found: list[tuple[FollowedLog, LineFound]] = []
         until_s = time.monotonic() + SHARE_S
         for log in logs:
@@ -234,7 +234,7 @@ class LogRules:
                 log.tell(each)
 
     def _line_found(
-        self, process: t.RunningProcess, clock: t.RankProgress | None, found: LineFound, told: Told
+        self, process: t.RunningProcess, clock: t.RankProgress | None, found: LineFound, told: LinesReported
     ) -> None:
         """Report a line that a rule is about, at the step in which its rank is by now."""
         generation, step = (process.generation, 0) if clock is None else (clock.generation, clock.step)

@@ -77,7 +77,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def subject(self) -> str:
-        """What the rule is about."""
+        """Say what the rule is about."""
         return "lines of the log" if self.value is None else self.value
 
     def _mistakes_of_line(self, line: str) -> list[str]:
