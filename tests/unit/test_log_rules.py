@@ -13,8 +13,8 @@ from midstep.agent.log_rules import (
     FollowedLog,
     LineFound,
     Lines,
+    LinesReported,
     Patterns,
-    Told,
 )
 from midstep.protocol.line_patterns import LONGEST_LINE
 from midstep.protocol.rules import JobRule, RuleAction
@@ -124,7 +124,7 @@ def test_a_log_that_is_no_file_or_is_away_is_nothing(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_reports_is_told_of_once_in_a_while() -> None:
-    told = Told()
+    told = LinesReported()
     assert told.is_news(DOWN, 1, 0.0)
     assert not told.is_news(DOWN, 1, AGAIN_S - 1)
     assert not told.is_news(DOWN, 2, AGAIN_S - 1)
@@ -132,7 +132,7 @@ def test_a_rule_that_reports_is_told_of_once_in_a_while() -> None:
 
 
 def test_a_rule_that_acts_is_told_of_in_each_generation() -> None:
-    told = Told()
+    told = LinesReported()
     assert told.is_news(FULL, 1, 0.0)
     assert not told.is_news(FULL, 1, 1.0)
     assert told.is_news(FULL, 2, 2.0)
