@@ -16,7 +16,7 @@ LIMIT_S = 240.0
 SHORT = {
     "controller_restart": "--events 1000 --repeats 1",
     "failover": "--repeats 1",
-    "false_alarms": "--steps 30 --policies tuned",
+    "false_alarms": "--steps 30 --policies tuned --loaders random",
     "policy_cost": "audits --repeat 1 --steps 4",
     "link_ups": "--link-ups 10 --minutes 2",
     "long_job": "--incidents 20",
