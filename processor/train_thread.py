@@ -247,7 +247,10 @@ class TrainThread(Surroundings):
 
     def hold_at_barrier(self) -> bool:
         """Report that the commit barrier broke while this rank held final gradients; return whether to apply them."""
-        return self._drive(self._loop.hold())
+        applies = self._drive(self._loop.hold())
+        if applies:
+            self._votes.passed_elsewhere(self._step_state.count)
+        return applies
 
     # --- what the loop of the rank asks for ----------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Votes:
         self._steady = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self.agreed = 0  # the newest state that passed a vote; all before it are right, too
         self._resumed = self._begun = -1
+        self._open: dict[str, int] = {}  # what this rank has said in a vote, until it has heard the others
         self._received: frozenset[str] = frozenset()  # shards that came from other ranks, and have passed no vote here
         self._proven: frozenset[str] = frozenset()  # shards whose copies have been equal
         self._left_out: frozenset[str] = frozenset()  # those that never were
@@ -66,6 +67,7 @@ class Votes:
         `part`: of this rank in that recovery.
         """
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
+        self._open = {}
         transfers = () if part is None else part.transfers
         arrived = frozenset(each.shard_id for each in transfers if each.destination == self._runtime.rank)
         self._received = arrived | (frozenset() if part is not None and part.restore in STORED else self._received)
@@ -104,7 +106,8 @@ class Votes:
         if changed and not self._proven:
             self._changes_by_right(changed)
             changed = ()
-        hashes = {name: each.whole for name, each in found.items() if name not in self._left_out}
+        self._open = {name: each.whole for name, each in found.items()}
+        hashes = {name: each for name, each in self._open.items() if name not in self._left_out}
         rank, received = self._runtime.rank, self._received
         return Ballot(rank, hashes, agreed=self.agreed, proven=self._proven, changed=changed, received=received)
 
@@ -116,7 +119,7 @@ class Votes:
         result = ballot.result(self._runtime.world_size)
         if not result.voted:
             return
-        mine, self._found = {name: each.whole for name, each in (self._found or {}).items()}, None
+        mine, self._open, self._found = self._open, {}, None
         if result.never_equal:
             self._leave_out(result.never_equal)
         if ballot.changed and self._runtime.rank not in result.changed:
@@ -127,6 +130,15 @@ class Votes:
             self._report_only(step, result)
         else:
             self._lost(step, mine, result)
+
+    def passed_elsewhere(self, step: int) -> None:
+        """Take the vote of a step for passed: this rank applies its update because others have, behind that vote.
+
+        Runs where the commit barrier broke before this rank had heard what all say.
+        """
+        mine, self._open = self._open, {}
+        if mine and self._then is not IntegrityAction.REPORT:  # which goes on from one that is lost, too
+            self._passed(step, mine, unchecked=len(self._left_out.intersection(mine)))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -133,7 +133,8 @@ class ControllerWatch:
         world, target, commits = self._world, rejoin.part.target_step, self._world.rank_watch.commits
         everywhere = max((step for step, count in commits.items() if count >= world.size), default=0)
         current = [process for process in world.living() if world.rank_watch.is_current(process)]
-        holding = {each: each.memory.stands for each in current if each.memory.stands is not None}
+        clean = [each for each in current if not each.integrity.all_marks]  # bits have flipped in the others
+        holding = {each: each.memory.stands for each in clean if each.memory.stands is not None}
         newest = max(holding.values(), default=0)
         newest_on = [process for process, step in holding.items() if step == newest]
         sources = newest_on + [process for process in holding if process.memory.gradients == newest]

@@ -164,6 +164,12 @@ class PlayedIntegrity:
         self.votes.counted(step - 1, ballot)
         self._mends = False
 
+    def held(self) -> None:
+        """Apply the update though the barrier broke: others have, so its vote has passed."""
+        if self._ballot is not None:
+            self._ballot = None
+            self.votes.passed_elsewhere(self._process.standing.count)
+
     def updated(self) -> None:
         """Apply the gradients, on a device that may be wrong each time."""
         process, spoilt = self._process, self._gradient | self.own_gradient

@@ -125,7 +125,10 @@ class TrainFunction:
             case Act.MEET:
                 return (yield from self._meet(step))
             case Act.HOLD:
-                return (yield from self._hold())
+                applies = yield from self._hold()
+                if applies:
+                    self._process.integrity.held()
+                return applies
             case Act.FINISH:
                 pass
         return True

@@ -15,7 +15,6 @@ from midstep.testing.simulation.world import SimulatedWorld
 from ..mutants.mutant import Mutant, applied
 
 SEEDS = 15
-MANY = 300  # in the long test
 BALLOT, VOTES = "midstep.processor.ballot", "midstep.processor.votes"
 
 
@@ -58,13 +57,6 @@ def test_what_flips_is_found() -> None:
 def test_other_faults_come_between() -> None:
     """Ranks die, hang and leave before a vote, in it, and in the recovery from it."""
     assert sum(played(seed, with_flips).corruption.found for seed in range(SEEDS, 3 * SEEDS)) > SEEDS // 2
-
-
-@pytest.mark.soak
-def test_other_faults_come_between_in_many_jobs() -> None:
-    """The same, with other seeds."""
-    for seed in range(100 * SEEDS, 100 * SEEDS + MANY):
-        played(seed, with_flips)
 
 
 def test_a_rank_that_gets_each_update_wrong_is_moved_and_its_node_left() -> None:
