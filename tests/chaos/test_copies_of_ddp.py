@@ -1,5 +1,6 @@
 """Data parallel training whose replicas have all died at once: copies in host memory bring it back, not the disk."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,12 @@ def test_checkpoints_are_written_from_copies_though_ranks_die(
     """All ranks are killed two steps after the copy of one; it is there in the end, and so is the last one."""
     faults = [inject(rank, InjectionPoint.FORWARD, 2 * EVERY + 1) for rank in range(RANKS)]
     policy = {**POLICY, "checkpoint": {"every_steps": EVERY, "format": form, "keep": 9, "asynchronous": True}}
-    job = start_job(policy=policy, faults=faults, **ONE_NODE)
+    gate = 2 * EVERY - 1  # no copy is taken while the one before it is still being written
+    job = start_job(policy=policy, faults=faults, gates=[gate], **ONE_NODE)
+    job.held_at(gate)
+    while archive.complete_steps(job.directory / "checkpoints") != (EVERY,):
+        time.sleep(0.05)
+    job.open_gate(gate)
     (incident,) = finish(job)["incidents"]
     assert (incident["outcome"], incident["restore"]) == ("resumed", "host_copy"), incident
     assert_same_numbers(job.record(), undisturbed)

@@ -55,7 +55,8 @@ def recover_again_and_again(start_job: StartJob, *, recoveries: int, settle: int
     """Run a job with so many kills, and compare sizes at its end with those after the first `settle` ones."""
     kills = list(kill_in_turn(recoveries))
     gates = [FIRST + settle * EVERY - 1, FIRST + recoveries * EVERY - 1]
-    policy = {**ROOMY, "communicator": {"collective_s": COLLECTIVE_S}}
+    # What is built ahead comes and goes, and would be counted.
+    policy = {**ROOMY, "communicator": {"collective_s": COLLECTIVE_S}, "standby": {"depth": "imported"}}
     faults = [inject(rank, InjectionPoint.COLLECTIVE, step, life=life) for rank, step, life in kills]
     job = start_job(faults=faults, gates=gates, steps=steps, policy=policy)
     first, last = gates
