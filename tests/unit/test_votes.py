@@ -62,8 +62,11 @@ def world(every_steps: int = 1) -> list[Rank]:
     return ranks
 
 
-def step(ranks: list[Rank], number: int) -> bool:
-    """Have all do a step, up to its update; return whether the vote was lost."""
+def step(ranks: list[Rank], number: int, *, unheard: Rank | None = None) -> bool:
+    """Have all do a step, up to its update; return whether the vote was lost.
+
+    `unheard`: it has said what it holds, and heard nothing: it applies the update because the others have.
+    """
     for each in ranks:
         each.step_state.count = number
         each.votes.begins(number, wanted=False)
@@ -72,6 +75,9 @@ def step(ranks: list[Rank], number: int) -> bool:
     lost = 0
     for each, ballot in zip(ranks, ballots, strict=True):
         assert ballot is not None
+        if each is unheard:
+            each.votes.passed_elsewhere(number)
+            continue
         for heard in said:
             ballot.heard(heard)
         try:
@@ -162,3 +168,19 @@ def test_a_copy_that_changed_on_its_way_is_asked_for_again(mended: bool) -> None
     assert step(ranks, 4) is not mended
     assert ranks[0].step_state.corrupted == (frozenset() if mended else frozenset({"a"}))
     assert ranks[0].said == ([] if mended else [(FaultKind.ODD_COPY, True)])
+
+
+def test_a_rank_that_applies_what_others_have_has_a_voice_in_the_next_vote() -> None:
+    """It has not heard how the last one ended, in which the copy that it had been sent was right.
+
+    Else a wrong copy, and another one of that, would be all that counts, and the healthy rank the odd one.
+    """
+    ranks = world()
+    ranks[2].votes.resumed(3, received(3, 2))
+    assert not step(ranks, 3, unheard=ranks[2])
+    ranks[0].held = ranks[1].held = 9  # one has flipped, and the other one is sent that
+    ranks[0].votes.resumed(4, received(4, 0))
+    for each in ranks[1:]:
+        each.votes.resumed(4)
+    assert step(ranks, 4)
+    assert [each.said for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [], []]
