@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .process_faults import Inject
     from .world import SimulatedWorld
 
-LEAST_VOICES = 2  # that say the same: one rank alone is asked about nothing by nobody
+LEAST_VOICES = 2  # that say the same: one rank alone is compared with no other
 OF_VOTES = frozenset({FaultKind.ODD_COPY, FaultKind.COPIES_DIFFER})
 Marks = frozenset[str]
 CLEAN: Marks = frozenset()

@@ -15,7 +15,7 @@ from midstep.protocol.types import FaultAction, InjectionPoint
 
 from .comparing import assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, RANKS, ROOMY, STEPS, Record, inject
+from .jobs import ONE_NODE, PATIENCE_S, RANKS, ROOMY, STEPS, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -61,7 +61,9 @@ def test_checkpoints_are_written_from_copies_though_ranks_die(
     gate = 2 * EVERY - 1  # no copy is taken while the one before it is still being written
     job = start_job(policy=policy, faults=faults, gates=[gate], **ONE_NODE)
     job.held_at(gate)
+    deadline = time.monotonic() + PATIENCE_S
     while archive.complete_steps(job.directory / "checkpoints") != (EVERY,):
+        assert time.monotonic() < deadline, job.said()
         time.sleep(0.05)
     job.open_gate(gate)
     (incident,) = finish(job)["incidents"]

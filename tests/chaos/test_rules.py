@@ -136,7 +136,7 @@ def test_a_line_has_the_step_repeated(start_job: StartJob, with_all: Job) -> Non
 
 @pytest.mark.soak
 def test_lines_that_are_only_reported_change_nothing(start_job: StartJob, with_all: Job) -> None:
-    """Of those that come one after another one is told."""
+    """One of those that come one after another is reported."""
     job = on_lines(start_job, {"rank": 1, "batches": [7, 8, 9], "fails": "prints"}, "report", step_s=0.1)
     report = finish(job)
     assert not report["incidents"]

@@ -50,7 +50,7 @@ def played(seed: int, plan: object) -> SimulatedWorld:
 
 
 def test_what_flips_is_found() -> None:
-    """Nobody who is well is replaced for it: the invariants say so after each event."""
+    """No healthy rank is replaced for it: the invariants say so after each event."""
     assert sum(played(seed, flips_alone).corruption.found for seed in range(SEEDS)) > SEEDS // 2
 
 

@@ -89,7 +89,7 @@ def test_votes_find_what_is_corrupted_with_every_process_kept() -> None:
 
 
 def test_of_two_copies_none_is_blamed_and_one_is_not_voted_on() -> None:
-    """As in a job: both go back to what was right, in place; and what nobody else holds is trained on."""
+    """As in a job: both go back to what was right, in place; and what no other rank holds is trained on."""
     two, one = corrupted(1, replicas=2), corrupted(1, replicas=1)
     assert [took.rung for took in two.timeline] == [Rung.RETRY_STEP] * 2
     assert (two.lost_s[Loss.WRONG], two.steps_lost > 100) == (0.0, True)

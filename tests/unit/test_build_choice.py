@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -154,6 +155,7 @@ def test_a_process_that_holds_what_only_one_can_have_is_known_by_that(what: str,
     try:
         while b"ready" not in (tmp_path / "log").read_bytes():
             assert process.poll() is None
+            time.sleep(0.01)
         found = what_it_holds(process.pid)
         assert found.startswith(says.format(argument)), found
         assert bool(found) is bool(says)

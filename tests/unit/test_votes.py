@@ -142,7 +142,7 @@ def test_a_newcomer_that_was_sent_a_wrong_copy_is_not_blamed() -> None:
 
 
 def test_where_a_wrong_copy_has_spoilt_all_no_rank_is_blamed_for_the_difference() -> None:
-    """The repetition has what nobody had."""
+    """The repetition has what no rank had."""
     ranks = world(every_steps=10)
     for each, held in zip(ranks, (8, 8, 9), strict=True):
         each.held = held
