@@ -29,16 +29,18 @@ class CopyWriters:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def look(self, job: JobSpec, rank: int, fds: Iterable[int]) -> None:
-        """Begin to write the copy of a rank that is marked in one of its files; nothing while one is being written."""
+        """Begin to write the copy of a rank that is marked in one of its files; nothing while one is being written.
+
+        Of two the older one comes first, on all ranks: a newer one that is complete would have its parts removed.
+        """
         if not job.settings.checkpoint_asynchronous or rank in self._tasks:
             return
-        for fd in fds:
-            header = read_header(fd)
-            if header is not None and header.rank == rank and read_disk(fd)[0] is Disk.WANTED:
-                task = asyncio.get_running_loop().create_task(self._write(job, fd, header))
-                self._tasks[rank] = task
-                task.add_done_callback(lambda _: self._tasks.pop(rank, None))
-                return
+        headers = [(fd, header) for fd in fds if (header := read_header(fd)) is not None and header.rank == rank]
+        wanted = [(fd, header) for fd, header in headers if read_disk(fd)[0] is Disk.WANTED]
+        if wanted:
+            fd, header = min(wanted, key=lambda each: each[1].step)
+            self._tasks[rank] = task = asyncio.get_running_loop().create_task(self._write(job, fd, header))
+            task.add_done_callback(lambda _: self._tasks.pop(rank, None))
 
     async def close(self, limit_s: float) -> None:
         """Wait for what is being written, and end what is not written within `limit_s`. Idempotent."""

@@ -23,13 +23,18 @@ SETTINGS = JobSettings(checkpoint_directory="/d", checkpoint_asynchronous=True, 
 @pytest.fixture
 def fds() -> Iterator[tuple[int, ...]]:
     made = create_copy_files(3)
-    file = CopyFile(made[0])
-    file.reserve(1, 1)
-    file.begin(CopyHeader(3, 4, 10, 1, 1, 1), b"i", Disk.WANTED)[:] = b"b"
-    file.finish()
+    want(made[0], step=10)
     yield made
     for fd in made:
         os.close(fd)
+
+
+def want(fd: int, *, step: int) -> None:
+    """Have rank 3 mark a copy in a file."""
+    file = CopyFile(fd)
+    file.reserve(1, 1)
+    file.begin(CopyHeader(3, 4, step, 1, 1, 1), b"i", Disk.WANTED)[:] = b"b"
+    file.finish()
 
 
 class Pool:
@@ -78,6 +83,13 @@ def test_a_copy_that_is_marked_is_written_once(fds: tuple[int, ...]) -> None:
     assert written(answers(""), fds) == 1
     assert read_disk(fds[0])[0] is Disk.OVER
     assert written(answers(""), fds) == 0
+
+
+def test_of_two_copies_that_are_marked_the_older_one_is_written_first(fds: tuple[int, ...]) -> None:
+    """In whichever file it lies: where a newer checkpoint is complete, the parts of an older one are removed."""
+    want(fds[1], step=9)
+    assert written(answers(""), fds) == 1
+    assert [read_disk(fd)[0] for fd in fds[:2]] == [Disk.WANTED, Disk.OVER]
 
 
 @pytest.mark.parametrize("disk", [Disk.NO, Disk.PLANNED, Disk.OVER])
