@@ -94,6 +94,13 @@ _FORMS = re.compile(
     r"|https://hooks\.[\w.-]+/\S+",
     re.IGNORECASE | re.DOTALL,
 )
+# A key of the control channel (CURVE) is 40 characters of Z85; a random one has capitals, small letters and signs. The
+# files of keys, which would name it, are cleared away with the run directory of a job that is gone.
+_CURVE_KEYS = re.compile(
+    r"""(?<![^\s"'=:,(])(?=\S{0,39}[A-Z])(?=\S{0,39}[a-z])(?=\S{0,39}[][{}()?*!^$#<>&%@+=])"""
+    r"""[][\w.:+=^!/*?&<>(){}@%$#-]{40}(?=[\s"',;)]|\Z)""",
+    re.ASCII,
+)
 
 
 class Redactor:
@@ -107,7 +114,7 @@ class Redactor:
         """Return a text without them."""
         if self._known is not None:
             text = self._known.sub(REMOVED, text)
-        return _NAMED.sub(_without_value, _FORMS.sub(REMOVED, text))
+        return _NAMED.sub(_without_value, _CURVE_KEYS.sub(REMOVED, _FORMS.sub(REMOVED, text)))
 
     def tree(self, tree: Any, name: str = "") -> Any:
         """Return plain data without them: of a key that is called as a secret, no text is left."""

@@ -17,6 +17,7 @@ from midstep.cli.bundle import Redactor, is_called_secret
         ("-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\nstep 7", "[removed]\nstep 7"),
         ("midstep1.abcdefghij", "[removed]"),
         ("hf_abcdefghijklmnopqrst", "[removed]"),
+        ("key 8nm2jwN{%{vo%.=z.0oz<[.5B*gsN$6$)qR4=*/j, of a job that is gone", "key [removed], of a job that is gone"),
         ("the value is open sesame, twice: open sesame", "the value is [removed], twice: [removed]"),
     ],
 )
@@ -32,6 +33,8 @@ def test_what_is_known_or_looks_like_a_secret_is_taken_out(text: str, left: str)
         "rank 3 on node1: ended by SIGKILL",
         "tcp://127.0.0.1:29400",
         '"token": null',
+        "wrote /mnt/Checkpoints/gpt-7b/iter_00412/model",  # as long as a key of the control channel
+        "HEAD is at 22136267aa0b1c2d3e4f5a6b7c8d9e0f1a2b3c4d",
     ],
 )
 def test_other_texts_are_left_as_they_are(text: str) -> None:
