@@ -52,8 +52,11 @@ def named(kind: str = "slow", node: str = "") -> Callable[[JobStatus], bool]:
 
 
 @contextlib.contextmanager
-def pulses(pid: int, stopped_s: float = 0.05, running_s: float = 0.05) -> Iterator[None]:
-    """Stop a process again and again, until it is gone or the block is left."""
+def pulses(pid: int, stopped_s: float = 0.1, running_s: float = 0.05) -> Iterator[None]:
+    """Stop a process two thirds of the time, until it is gone or the block is left.
+
+    Half of the time is so little that other work on the machine hides it in some of the rounds.
+    """
     over = threading.Event()
 
     def pulse() -> None:
