@@ -1,4 +1,4 @@
-"""What numbers, names and texts somebody with a key can send"""
+"""Numbers, names and texts that a holder of a key can send"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is read from a checkpoint directory: manifests, part records, marks, shard files, rank-local states"""
+"""Reading from a checkpoint directory: manifests, part records, marks, shard files, rank-local states"""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What the control socket and the detectors' socket make of damaged and senseless requests"""
+"""Damaged and senseless requests to the control socket and the detectors' socket"""
 
 import asyncio
 import contextlib

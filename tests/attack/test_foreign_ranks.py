@@ -1,4 +1,4 @@
-"""What one node's key can say of others' ranks"""
+"""Statements with one node's key about others' ranks"""
 
 from collections import Counter
 from collections.abc import Sequence

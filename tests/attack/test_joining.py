@@ -1,4 +1,4 @@
-"""What somebody with a join token can do to the admission of nodes, and who has another one"""
+"""The admission of nodes, attacked by a holder of a join token"""
 
 from pathlib import Path
 

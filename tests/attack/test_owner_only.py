@@ -1,4 +1,4 @@
-"""What the launcher makes and clears away: modes, keys, and the run directory"""
+"""The launcher's own files: modes, keys, and the run directory"""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What grows without bound in the controller when somebody sends and reports without end"""
+"""Memory of the controller under messages and reports without end"""
 
 import contextlib
 import io

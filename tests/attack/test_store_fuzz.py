@@ -1,4 +1,4 @@
-"""What ranks leave for each other in the store, and their handshakes
+"""Entries of ranks for each other in the store, and their handshakes
 
 Good values and good handshakes are changed by chance, from a seed.
 """

@@ -1,4 +1,4 @@
-"""What strangers without a key can do to the controller's sockets"""
+"""Strangers without a key at the controller's sockets"""
 
 import asyncio
 import contextlib

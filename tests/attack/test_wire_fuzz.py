@@ -1,4 +1,4 @@
-"""What the controller's wire makes of damaged, forged and senseless messages"""
+"""Damaged, forged and senseless messages on the controller's wire"""
 
 import random
 import resource

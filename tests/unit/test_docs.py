@@ -50,6 +50,7 @@ _LINK = re.compile(r"\[[^\]]*\]\((?![a-z]+:)([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _TYPED = re.compile(r"^(?:\$ )?midstep ([a-z][a-z-]*)\b", re.MULTILINE)  # in a block of code
 _NAMED = re.compile(r"`midstep ([a-z][a-z-]*)\b")
+_SENTENCE = re.compile(r"(?:^|(?<=[.!?:;] ))(?:What|Who|Whoever|Whatever) [^.!?:;]*[.!:;]")
 _SOURCE = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|yaml|md))\b")
 
 
@@ -224,6 +225,16 @@ def test_lines_of_a_page_fit_a_diff(page: Path) -> None:
     breakable = [line for line in long if " " in _WHOLE.sub("whole", line.lstrip(" -*0123456789.")).strip()]
 
     assert breakable == []
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name != "decisions"], ids=lambda page: page.name)
+def test_a_sentence_of_a_page_has_a_subject(page: Path) -> None:
+    """It does not begin as a noun clause: "What is missing is named." Headings and tables are fragments anyhow."""
+    text = _without_code(_INDENTED_FENCE.sub("", page.read_text()))
+    paragraphs = [each.replace("\n", " ") for each in re.split(r"\n(?:\s*\n|(?=[-|#*]))", text)]
+    prose = [each.lstrip(" \n-") for each in paragraphs if not each.strip().startswith(("#", "|"))]
+
+    assert [found for each in prose for found in _SENTENCE.findall(re.sub(r" {2,}", " ", each))] == []
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)

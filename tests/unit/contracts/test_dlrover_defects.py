@@ -1,4 +1,4 @@
-"""What is known to go wrong in DLRover Unified, and must not here: each test asserts the opposite."""
+"""These things are known to go wrong in DLRover Unified and must not here: each test asserts the opposite."""
 
 import pytest
 

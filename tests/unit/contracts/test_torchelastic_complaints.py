@@ -1,4 +1,4 @@
-"""What users of torchelastic complain about, with the numbers of pytorch's issues: each test asserts the opposite."""
+"""Users of torchelastic complain about these, with the numbers of pytorch's issues: each test asserts the opposite."""
 
 import pytest
 
