@@ -20,13 +20,14 @@ VOTING: dict[str, Any] = {**ROOMY, "integrity": {"every_steps": 1, "strikes": 10
 COPYING: dict[str, Any] = {**VOTING, "restore": ["replica", "host_copy", "checkpoint"], "host_copy": {"every_steps": 1}}
 STEPS = 40
 FLIPS = int(os.environ.get("MIDSTEP_FLIPS", "150"))
-KILLS = [
-    (0, InjectionPoint.FORWARD, 6),
-    (1, InjectionPoint.BARRIER, 14),
-    (2, InjectionPoint.UPDATE, 22),
-    (0, InjectionPoint.BACKWARD, 30),
-    (1, InjectionPoint.COLLECTIVE, 38),
-]
+RECOVERIES = int(os.environ.get("MIDSTEP_RECOVERIES", "5"))
+KILLED_AT = (
+    InjectionPoint.FORWARD,
+    InjectionPoint.BARRIER,
+    InjectionPoint.UPDATE,
+    InjectionPoint.BACKWARD,
+    InjectionPoint.COLLECTIVE,
+)
 PLACES = {
     FaultAction.FLIP_PARAMETER: InjectionPoint.FORWARD,
     FaultAction.FLIP_MOMENT: InjectionPoint.UPDATE,
@@ -134,10 +135,14 @@ def test_a_copy_that_is_wrong_when_it_comes_is_sent_again_before_it_is_used(star
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600 + 8 * RECOVERIES)
 def test_recoveries_raise_no_alarm(start_job: StartJob) -> None:
     """Processes are killed, and the votes of newcomers and survivors agree."""
-    kills = [inject(rank, point, step, life=1 + (step > 24)) for rank, point, step in KILLS]
-    job = run(start_job, 3, kills, steps=60)
+    kills = [
+        inject(number % 3, KILLED_AT[number % len(KILLED_AT)], 6 + 8 * number, life=1 + number // 3)
+        for number in range(RECOVERIES)
+    ]
+    job = run(start_job, 3, kills, steps=20 + 8 * RECOVERIES, patience_s=PATIENCE_S + 4 * RECOVERIES)
     incidents = finish(job)["incidents"]
     assert len(incidents) == len(kills), incidents
     assert not any(blamed(each) for each in incidents), incidents
