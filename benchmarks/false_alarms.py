@@ -4,6 +4,7 @@ import itertools
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from midstep.benchmarks import figures, launching
 from midstep.benchmarks.false_alarms_job import LOADERS
 from midstep.cli.report import load_status
 from midstep.cli.views.incident_data import incident_json
+from midstep.launch.reached_job import read_story
+from midstep.protocol.reports import FaultReported
+from midstep.protocol.types import FaultKind, FaultReport
 
 SCRIPT = "false_alarms_job.py"
 TUNED = Path(__file__).parent / "peers" / "midstep-tuned.yaml"
-POLICIES = {"default": None, "tuned": TUNED}
+WATCHFUL = Path(__file__).with_name("false_alarms.yaml")
+POLICIES = {"default": None, "tuned": TUNED, "watchful": WATCHFUL}
 LIMIT_S = 3600.0
 
 
@@ -39,16 +44,24 @@ def watch(policy: str, loader: str, ranks: int, steps: int) -> dict[str, Any]:
             raise click.ClickException(str(error)) from error
         took_s = time.monotonic() - began_s
         incidents = [incident_json(each) for each in load_status(job_directory).incidents]
+        slow = sorted({each.detail for each in _reports(job_directory) if each.kind is FaultKind.SLOW})
     return {
         "policy": policy,
         "loader": loader,
         "ranks": ranks,
         "steps": steps,
         "step_s": took_s / steps,
-        "alarms": [incident["cause"] for incident in incidents],
+        "alarms": [incident["cause"] for incident in incidents] + slow,
         "recoveries": sum(incident["outcome"] != "dismissed" for incident in incidents),
         "foreign_cores": foreign,
     }
+
+
+def _reports(job_directory: Path) -> Iterator[FaultReport]:
+    """Yield each fault that was reported, also those that cost the job nothing."""
+    for entry in read_story(job_directory):
+        if isinstance(entry.event, FaultReported):
+            yield entry.event.report
 
 
 @click.command(context_settings={"show_default": True})
@@ -62,8 +75,9 @@ def main(*, ranks: int, steps: int, loaders: str, policies: str, file: Path | No
 
     Each rank waits for its data by other times in each step, and for a quarter of a second in one of a hundred: many
     times as long as a step takes. These pauses come by chance (random) or on time (regular); or they are longer, come
-    in one step of two thousand, and the script says that it waits for its data (rare). Any incident is a false alarm;
-    one that costs a process or a repeated step is a recovery.
+    in one step of two thousand, and the script says that it waits for its data (rare). Any incident is a false alarm,
+    and any rank that is called slow; one that costs a process or a repeated step is a recovery. The policy `watchful`
+    has the ranks vote in each step, and drains a node whose rank is slow.
     """
     rows = []
     for policy, loader in itertools.product(policies.split(","), loaders.split(",")):
