@@ -59,6 +59,8 @@ class Copies(msgspec.Struct, frozen=True, array_like=True):
         all_named = all(len(held) < MOST_RANKS for held in (*(held for _, held in others), *copied))
         if len(voices) == MOST_HASHES or not all_named or len(first) <= len(odd):
             return None
+        if copied and len(first) == 1 and len(self.holders) > 2:
+            return None  # one voice against what others were sent: it may have gone wrong since it sent that
         return _Odd(odd, [rank for held in copied for rank in held], alone=not odd and all(len(h) == 1 for h in copied))
 
 
@@ -138,7 +140,7 @@ class VoteResult(msgspec.Struct, frozen=True):
         that was changed on its way, have spoilt gradients that are not applied.
         """
         earlier = set(self.odd).difference(self.arrived)
-        return not self.undecided and (not earlier or self.agreed >= state - 1)
+        return not self.undecided and (not earlier or 0 < self.agreed >= state - 1)
 
 
 class Ballot(Gathered[_Said]):

@@ -86,12 +86,14 @@ class CopyCadence:
         self._costs.append((waited_s, took_s))
 
 
-def stays(step: int, disk: Disk, common: int) -> bool:
+def stays(step: int, disk: Disk, common: int, *, goes_back: bool = False) -> bool:
     """Return whether a copy stays in a recovery: that of the step of which all have one, or one that goes to disk.
 
     Not if it is newer than the common one: that would be the older of two then, and the next to be written over.
+    `goes_back`: where a vote is lost ranks go back to a state that has passed one. The common copy may have passed none
+    yet, so the one before it stays until the vote of the next step, which comes before the next copy.
     """
-    return step == common or (disk is Disk.WANTED and step < common)
+    return step == common or (disk is Disk.WANTED and step < common) or (goes_back and 0 < step < common)
 
 
 def may_be_written(disk: Disk) -> bool:

@@ -59,6 +59,12 @@ class GuestCopies:
                 return file
         raise HostCopyError(f"rank {self._runtime.rank} keeps no whole copy of step {step} of rank {rank}")
 
+    def forget_after(self, step: int) -> None:
+        """Drop what is kept of later steps."""
+        for file in self.files:
+            if file.header is not None and file.header.step > step:
+                file.drop()
+
     def resumed(self, common: int, guest: int | None, links: CopyLinks | None) -> None:
         """Keep what is of the step of which there is a copy of every rank; take in the copies of `guest` from here."""
         for file in self.files:

@@ -24,7 +24,7 @@ from ..communicators import host_memory
 from ..protocol.errors import HostCopyError, MidstepError, RecoveryError
 from ..protocol.host_copies import FILES, CopyFile, CopyHeader, Disk, SentCopy, unpack_sent
 from ..protocol.messages import Rejoin
-from ..protocol.types import Activity, CheckpointFormat, InjectionPoint, RepairPart, StepReport
+from ..protocol.types import Activity, CheckpointFormat, InjectionPoint, IntegrityAction, RepairPart, StepReport
 from . import tree
 from .checkpoints.copied import INDEX, CopiedShard, CopyIndex, prepared
 from .copy_cadence import CopyCadence, check_room, file_to_write, may_be_written, stays
@@ -35,6 +35,7 @@ from .transfer import move
 if TYPE_CHECKING:
     from .framework import Framework
     from .runtime import Runtime
+    from .votes import Votes
 
 SETTLE_S = 60.0  # for a copy that is under way: it takes about as long as reading the memory once
 _PIECE_BYTES = 8 << 20
@@ -46,9 +47,10 @@ _log = logging.getLogger("midstep")
 class HostCopies:
     """Takes, keeps and loads the copies of one rank. Used by the train thread; without files it does nothing."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework") -> None:
+    def __init__(self, runtime: "Runtime", framework: "Framework", votes: "Votes | None" = None) -> None:
         self._runtime = runtime
         self._framework = framework
+        self._votes = votes
         fds = runtime.host_copy_fds
         self._files = [CopyFile(fd) for fd in fds[:FILES]]
         self._guests = GuestCopies(runtime, fds[FILES:], self._check_room)
@@ -65,7 +67,7 @@ class HostCopies:
         self._planned: tuple[CopyFile, int] | None = None  # the copy that is to be a checkpoint, and its step
         self._agreed = self._off = False
         self._thread: _CopyThread | None = None
-        self.voted: int | None = None  # the newest state that passed a vote; None: ranks do not vote
+        self._goes_back = settings.integrity_every_steps > 0 and settings.integrity_then is not IntegrityAction.REPORT
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps of which a whole copy of this rank is here that this world can use."""
@@ -73,8 +75,15 @@ class HostCopies:
         return tuple(sorted(step for step in self._steps() if step))
 
     def reported(self, report: StepReport) -> StepReport:
-        """Return a report for barrier one with the copies that are here. They change no more until `resumed`."""
+        """Return a report for barrier one with the copies that are here. They change no more until `resumed`.
+
+        What was copied after the last state that is right, as votes have found now, is dropped first.
+        """
         self._keeper.cut()
+        sound = None if self._votes is None else self._votes.sound
+        if sound is not None:
+            self.forget_after(sound)
+            self._guests.forget_after(sound)
         return msgspec.structs.replace(report, host_copies=self.steps(), guest_copies=self._guests.kept())
 
     def resumed(self, order: Rejoin | None) -> None:
@@ -86,11 +95,12 @@ class HostCopies:
         self._planned = None
         for file, step in zip(self._files, self._steps(), strict=True):
             disk = file.disk
-            if not stays(step, disk, common):
+            if not stays(step, disk, common, goes_back=self._goes_back):
                 file.drop()
             elif step:
-                file.note(generation=self._runtime.generation)
-                self._planned = (file, step) if disk is Disk.PLANNED else self._planned
+                older = disk is Disk.PLANNED and step != common
+                file.note(generation=self._runtime.generation, disk=Disk.NO if older else None)
+                self._planned = (file, step) if disk is Disk.PLANNED and not older else self._planned
         twice = len(self._runtime.host_copy_fds) > FILES
         self._keeper = Keeper(self._runtime, order, wanted=twice, before=self._keeper)
         links = self._keeper.links
@@ -118,7 +128,10 @@ class HostCopies:
                 return False  # no rank writes over the copy before it until this one is on two nodes
             self._under_way = None
             self._cadence.became_whole(waited_s=work.waited_s, took_s=work.took_s, step_s=step_s)
-        if not may_be_written(self._files[file_to_write(self._steps(), self.voted)].disk):
+        steps = self._steps()
+        # Which one it is may change with the vote in this very barrier.
+        files = {file_to_write(steps, each) for each in (self._voted, None if self._voted is None else step - 1)}
+        if not all(may_be_written(self._files[each].disk) for each in files):
             return False
         return self._cadence.agrees(step)
 
@@ -259,6 +272,11 @@ class HostCopies:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _voted(self) -> int | None:
+        """The newest state that passed a vote; None where ranks do not vote."""
+        return self._votes.agreed if self._votes is not None and self._votes.is_on else None
+
     def _steps(self) -> list[int]:
         """Return the step of the copy in each file, 0 where none is of use."""
         mine = (self._runtime.rank, self._runtime.world_size)
@@ -290,7 +308,7 @@ class HostCopies:
         buffers = tree.pack(self._portable.buffers(), "buffers") if to_disk and self._portable is not None else b""
         index = msgspec.msgpack.encode(CopyIndex(shards, local, buffers))
         size_bytes = sum(tensor.nbytes for tensor in tensors)
-        file = self._files[file_to_write(self._steps(), self.voted)]
+        file = self._files[file_to_write(self._steps(), self._voted)]
         self._check_room(len(index) + size_bytes)
         header = CopyHeader(runtime.rank, runtime.world_size, step, runtime.generation, len(index), size_bytes)
         half_done, hand_over = partial(self._half_done, step), self._keeper.hand_over

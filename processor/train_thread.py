@@ -62,9 +62,9 @@ class TrainThread(Surroundings):
         self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, step_state=step_state)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
         self._own = LocalState(framework, runtime.device, counts=runtime.settings.skips_out_of_memory)
-        self._copies = HostCopies(runtime, framework)
-        _arm_flips(runtime, framework)
         self._votes = Votes(runtime, framework, step_state)
+        self._copies = HostCopies(runtime, framework, self._votes)
+        _arm_flips(runtime, framework)
         self._replays = Replays(runtime, framework, self._own)
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
@@ -188,7 +188,6 @@ class TrainThread(Surroundings):
         met = self._runtime.communicator.barrier(agrees=agrees, verdict=worst(breaches), gathering=gathering)
         if ballot is not None:
             self._votes.counted(index, ballot)
-            self._copies.voted = self._votes.agreed
         if evidence is not None:
             self._replays.counted(index, evidence)
         self._copies.agreed(by_all=met.agrees and not met.verdict)
@@ -264,7 +263,7 @@ class TrainThread(Surroundings):
             act.Train: lambda _: self._train(),
             act.FindFailure: lambda _: runtime.communicator.failed,
             act.StopInFlight: lambda each: self._stop(each.reason),
-            act.Inspect: lambda _: rejoining.inspect() or list(self._votes.changed_since_begun()),
+            act.Inspect: lambda _: self._not_trusted(rejoining.inspect()),
             act.Clean: lambda _: self._clean(),
             act.Survey: lambda each: rejoining.survey(JOINING_PATIENCE_S if each.joining else PARKED_PATIENCE_S),
             act.Join: self._join,
@@ -275,7 +274,7 @@ class TrainThread(Surroundings):
             act.BeginPhase: self._begin_phase,
             act.EndPhase: lambda _: time.monotonic() - self._phase_began_s,
             act.Rebuild: lambda each: rejoining.rebuild(each.order),
-            act.Repair: lambda each: rejoining.repair(each.order),
+            act.Repair: self._repair,
             act.RecallLocalState: lambda each: rejoining.recall_local_state(each.step),
             act.RollBack: lambda each: rejoining.roll_back(each.order),
             act.Halt: lambda _: self._halt(),
@@ -304,8 +303,7 @@ class TrainThread(Surroundings):
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
         self._copies.resumed(self._phases.rejoined)
-        rejoined = self._phases.rejoined
-        self._votes.resumed(self._step_state.count, None if rejoined is None else rejoined.part)
+        self._votes.resumed(self._step_state.count)
         self._replays.resumed()
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
             self._own.remember_random()
@@ -353,8 +351,15 @@ class TrainThread(Surroundings):
 
     def _clean(self) -> list[str]:
         with self._or_leave():
-            # Memory of which the device says that it is lost is not read.
-            return self._phases.clean() or list(self._votes.changed_since_begun())
+            return self._not_trusted(self._phases.clean())
+
+    def _not_trusted(self, corrupted: list[str]) -> list[str]:
+        """Return those of the device, else what has changed: memory that the device says is lost is not read."""
+        return [*corrupted, *self._votes.changed_since_begun(readable=not corrupted)]
+
+    def _repair(self, action: act.Repair) -> "act.ReceivedBytes":
+        with self._votes.repairing(action.order.part):
+            return self._phases.repair(action.order)
 
     def _publish(self) -> None:
         """Complete what this rank has written; when training is over, wait for what its agent writes."""

@@ -46,6 +46,7 @@ class Votes:
         self._on = self._every_steps > 0 and isinstance(framework, Comparable)
         self._steady = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self.agreed = 0  # the newest state that passed a vote; all before it are right, too
+        self.sound: int | None = None  # where a vote was lost, or memory changed: what was copied later may be wrong
         self._resumed = self._begun = -1
         self._open: dict[str, int] = {}  # what this rank has said in a vote, until it has heard the others
         self._received: frozenset[str] = frozenset()  # shards that came from other ranks, and have passed no vote here
@@ -61,29 +62,34 @@ class Votes:
         """True if ranks vote."""
         return self._on
 
-    def resumed(self, step: int, part: "RepairPart | None" = None) -> None:
-        """Begin to train from a state: at the start, and after each recovery, whose first step has a vote.
-
-        `part`: of this rank in that recovery.
-        """
+    def resumed(self, step: int) -> None:
+        """Begin to train from a state: at the start, and after each recovery, whose first step has a vote."""
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
-        self._open = {}
-        transfers = () if part is None else part.transfers
-        arrived = frozenset(each.shard_id for each in transfers if each.destination == self._runtime.rank)
-        self._received = arrived | (frozenset() if part is not None and part.restore in STORED else self._received)
+        self._open, self.sound = {}, None
 
-    def changed_since_begun(self) -> tuple[str, ...]:
+    @contextmanager
+    def repairing(self, part: "RepairPart") -> Iterator[None]:
+        """Surround the repair of this rank: what arrives in it is another rank's copy, also in one that fails."""
+        arriving = (each.shard_id for each in part.transfers if each.destination == self._runtime.rank)
+        self._found, self._received = None, self._received.union(arriving)
+        yield
+        if part.restore in STORED:
+            self._received = frozenset()
+
+    def changed_since_begun(self, *, readable: bool = True) -> tuple[str, ...]:
         """Return the shards whose memory has changed since the step began that was left; it had a vote.
 
         Runs in clean, before this rank may serve others as a source: what the vote would have found must not spread.
+        `readable`: not where the device says that memory is lost; what is there now is not compared then, nor later.
         """
         found, self._found, state = self._found, None, self._step_state
         same = state.clean and not state.updating and state.count == self._begun
-        if found is None or not (same and self._steady and self._proven):
+        if found is None or not (readable and same and self._steady and self._proven):
             return ()
         changed = self._changed(found)
         if changed:
             rank, step = self._runtime.rank, self._step_state.count
+            self.sound = step - 1
             detail = f"{_named(changed)} of rank {rank} has changed in memory during step {step}, by itself"
             self._report_past(detail, f"changed at step {step}")
         return changed
@@ -91,7 +97,8 @@ class Votes:
     def begins(self, step: int, *, wanted: bool) -> None:
         """Hash what is here, if this step has a vote. `wanted`: by a checkpoint of this state, or an audit."""
         self._found, self._begun = None, step
-        if self._on and step >= FIRST_VOTE and (wanted or self._is_due(step)):
+        first = 1 if self._proven else FIRST_VOTE  # who comes back to the first step votes on it, as on any other
+        if self._on and step >= first and (wanted or self._is_due(step)):
             self._found = self._digests()
 
     def ballot(self) -> Ballot | None:
@@ -189,6 +196,7 @@ class Votes:
         rank, exact = self._runtime.rank, result.is_exact(step)
         as_it_is = exact or (self._then is IntegrityAction.REPAIR and not result.undecided)
         trusted_step = None if as_it_is else result.agreed
+        self.sound = min(result.agreed, step - 1)
         if result.undecided:
             self._doubtful[step] = {
                 name: (mine[name], found)

@@ -9,6 +9,7 @@ A flip is over at the next vote, but for one on a device that is wrong in every 
 """
 
 import random
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -16,6 +17,7 @@ import xxhash
 from ...processor.ballot import Ballot
 from ...processor.framework import ShardDigest
 from ...processor.votes import Votes
+from ...protocol.errors import Interrupted
 from ...protocol.types import FaultKind, RepairPart, RestoreSource
 from ..invariants import Invariant
 
@@ -123,11 +125,15 @@ class PlayedIntegrity:
         """All that is wrong here."""
         return CLEAN.union(*self.marks.values())
 
-    def resumed(self, part: RepairPart | None) -> None:
+    def repairing(self, part: RepairPart) -> "AbstractContextManager[None]":
+        """Surround a repair."""
+        return nullcontext() if self.votes is None else self.votes.repairing(part)
+
+    def resumed(self) -> None:
         """Begin to train."""
         self._gradient, self.own_gradient, self._mends = CLEAN, CLEAN, False
         if self.votes is not None:
-            self.votes.resumed(self._process.standing.count, part)
+            self.votes.resumed(self._process.standing.count)
 
     def begins(self, step: int) -> None:
         """Begin a step: hash what is here, if it has a vote."""
@@ -161,7 +167,11 @@ class PlayedIntegrity:
             ballot.heard(said)
         self._voices = sum(has_voice for _, has_voice in group.ballots[step])
         self._mends = True
-        self.votes.counted(step - 1, ballot)
+        try:
+            self.votes.counted(step - 1, ballot)
+        except Interrupted:
+            self._process.copies.doubt(int(self.votes.sound))
+            raise
         self._mends = False
 
     def held(self) -> None:
@@ -181,9 +191,12 @@ class PlayedIntegrity:
         if spoilt or self.marks:
             self.marks = {shard: self.marks.get(shard, CLEAN) | spoilt for shard in process.memory.shards}
 
-    def changed(self) -> tuple[str, ...]:
-        """Return the shards that have changed in the step that was left."""
-        return () if self.votes is None else self.votes.changed_since_begun()
+    def not_trusted(self, lost: list[str]) -> list[str]:
+        """Return what the device has lost, and else the shards that have changed in the step that was left."""
+        changed = () if self.votes is None else self.votes.changed_since_begun(readable=not lost)
+        if changed:
+            self._process.copies.doubt(int(self.votes.sound))
+        return [*lost, *changed]
 
     @property
     def agreed(self) -> int | None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...processor.copy_cadence import CopyCadence, file_to_write
+from ...processor.copy_cadence import CopyCadence, file_to_write, stays
 from ...protocol.errors import HostCopyError
+from ...protocol.host_copies import Disk
 from ...protocol.types import GuestCopy, RepairPart, RestoreSource, StepReport
 from ..invariants import Invariant
 from .network import Thread
@@ -39,6 +40,7 @@ class PlayedCopies:
         self._cadence = CopyCadence(0 if policy.host_copy.every_steps == "auto" else policy.host_copy.every_steps)
         self._under_way: tuple[int, int] | None = None  # file and step
         self._agreed = self._open = False
+        self._sound: int | None = None  # copies of later steps are of something that was found to be wrong
         self.part: RepairPart | None = None  # of the last plan
         self.keeper: int | None = None  # the rank that keeps its copies, as long as that answers
 
@@ -51,6 +53,7 @@ class PlayedCopies:
     def reported(self, report: StepReport) -> StepReport:
         """Return a report for barrier one with the copies that are here. They change no more until `resumed`."""
         self._open = False
+        self._drop_doubtful()
         size = self._process.world_size
         kept = (each for each in self._process.place.guest_copies if each[1] and each[2] == size)
         guests = tuple(GuestCopy(rank, step, COPY_BYTES) for rank, step, _ in kept)
@@ -61,13 +64,26 @@ class PlayedCopies:
         process, world, part = self._process, self._world, self.part
         common = 0 if part is None else part.host_copy
         place, before = process.place, common_copy(world)
-        place.host_copies[:] = [each if each[0] == common else (0, 0) for each in place.host_copies]
+        voting = process.integrity.agreed is not None
+        stay = [stays(step, Disk.NO, common, goes_back=voting) for step, _ in place.host_copies]
+        place.host_copies[:] = [each if kept else (0, 0) for each, kept in zip(place.host_copies, stay, strict=True)]
         place.guest_copies[:] = [each if each[1] == common else (0, 0, 0) for each in place.guest_copies]
         if 0 < before <= process.standing.count and not common_copy(world):
             world.fail(Invariant.NOTHING_LOST, f"rank {process.rank} drops its copy of step {before}, which all have")
-        self._under_way, self._agreed, self._open = None, False, True
+        self._under_way, self._agreed, self._open, self._sound = None, False, True, None
         self.keeper = part.copy_holder if part is not None and self._twice else None
         self._cadence.resumed(0 if self._twice else common)
+
+    def doubt(self, sound: int) -> None:
+        """Use no copy of a later step. Those that are here go at once, in which nothing takes time, and again later."""
+        self._sound, self._under_way = sound, None
+        self._drop_doubtful()
+
+    def _drop_doubtful(self) -> None:
+        place, sound = self._process.place, self._sound
+        if sound is not None:
+            place.host_copies[:] = [each if each[0] <= sound else (0, 0) for each in place.host_copies]
+            place.guest_copies[:] = [each if each[1] <= sound else (0, 0, 0) for each in place.guest_copies]
 
     def says(self, votes: dict[int, list[bool]], step: int) -> None:
         """Say at the commit barrier whether this rank is for a copy."""
@@ -237,13 +253,13 @@ def note_loss(world: "SimulatedWorld", agent: "SimulatedAgent") -> LostNode | No
 
 
 def check_target(world: "SimulatedWorld", target: int) -> None:
-    """Nothing lost: where all ranks have a copy of one step, none goes back further."""
+    """Nothing lost: where all ranks have a copy of one step, none goes back further; but after a vote that was lost."""
+    loss, world.lost_node = world.lost_node, None
     if RestoreSource.HOST_COPY not in world.policy.restore or world.machine.state.incident.trusted_step is not None:
         return
     common = common_copy(world)
     if target < common:
         world.fail(Invariant.NOTHING_LOST, f"all go back to step {target}, and have copies of step {common}")
-    loss, world.lost_node = world.lost_node, None
     if loss is None or any(place.damaged for place in _places(world)):
         return
     nodes = {each.rank: each.agent.name for each in _current(world)}

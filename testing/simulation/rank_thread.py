@@ -226,7 +226,7 @@ class RankThread:
             act.IgnoreOrder: self._complain,
             act.FindFailure: lambda _: process.failed,
             act.StopInFlight: self._stop,
-            act.Inspect: lambda _: process.memory.lost or list(process.integrity.changed()),
+            act.Inspect: lambda _: process.integrity.not_trusted(process.memory.lost),
             act.Survey: lambda _: self._survey(),
             act.Join: self._join,
             act.Post: self._post,
@@ -246,7 +246,7 @@ class RankThread:
             act.Train: self._train,
             act.Clean: lambda _: self._clean(),
             act.Rebuild: self._rebuild,
-            act.Repair: lambda each: recovery.repair(each.order),
+            act.Repair: self._repair,
             act.RollBack: lambda each: recovery.roll_back(each.order),
             act.Flush: lambda _: process.flush(),
         }
@@ -321,15 +321,18 @@ class RankThread:
     def _train(self, action: act.Train) -> Thread[Ended]:
         self._world.rank_watch.resumed(self._process, action.order)
         self._process.copies.resumed()
-        rejoined = self._rejoined
-        self._process.integrity.resumed(None if rejoined is None else rejoined.order.part)
+        self._process.integrity.resumed()
         return (yield from self._train_function.run())
 
     def _clean(self) -> Thread[list[str]]:
         yield self._process.sleep(CLEAN_S)
         memory = self._process.memory
         memory.gradients = None
-        return memory.lost or list(self._process.integrity.changed())
+        return self._process.integrity.not_trusted(memory.lost)
+
+    def _repair(self, action: act.Repair) -> Thread[ReceivedBytes]:
+        with self._process.integrity.repairing(action.order.part):
+            return (yield from self._recovery.repair(action.order))
 
     def _rebuild(self, action: act.Rebuild) -> Thread[None]:
         self._rejoined = action

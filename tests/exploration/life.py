@@ -5,6 +5,7 @@ holds (`holdings.py`), and whatever it says is held against that.
 """
 
 from collections.abc import Generator
+from contextlib import nullcontext
 from typing import Any, Final
 
 from midstep.processor import rank_actions as act
@@ -171,7 +172,7 @@ class Life:
                 connected = self.linked == self.session.generation
                 self.holdings.judge_training(order.step, self.step_state.count, linked=connected)
                 if self.voting is not None:
-                    self.voting.resumed(self.part)
+                    self.voting.resumed()
                 return self._step()
             case act.FindFailure():
                 return self.failed
@@ -203,7 +204,8 @@ class Life:
                 self.part, self.wait = order.part, Wait.LINKS
                 return _WAITS
             case act.Repair(order=order):
-                self.holdings.repair(order.part, self.arriving)
+                with nullcontext() if self.voting is None else self.voting.votes.repairing(order.part):
+                    self.holdings.repair(order.part, self.arriving)
                 return act.NOTHING
             case act.RecallLocalState(step=step):
                 self.holdings.recall(step, self.part, self.arriving)
@@ -229,8 +231,8 @@ class Life:
 
     def _struck(self) -> tuple[str, ...]:
         """Return what the device says is lost."""
-        changed = () if self.voting is None else self.voting.votes.changed_since_begun()
-        return (self.birth.shard,) if self.holdings.struck else changed
+        lost = (self.birth.shard,) if self.holdings.struck else ()
+        return lost if self.voting is None else (*lost, *self.voting.votes.changed_since_begun(readable=not lost))
 
     def _report(self, kind: FaultKind | None, *, mendable: bool = False) -> None:
         assert kind is not None

@@ -9,8 +9,6 @@ from midstep.protocol.types import Activity, FaultKind, FaultLevel, JobSettings
 from .snapshot import digest
 
 if TYPE_CHECKING:
-    from midstep.protocol.types import RepairPart
-
     from .life import Life
 
 _ONE_OF = 2**63
@@ -62,10 +60,10 @@ class Voting:
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def resumed(self, part: "RepairPart | None") -> None:
+    def resumed(self) -> None:
         """Begin to train."""
         self.said = None
-        self.votes.resumed(self._life.step_state.count, part)
+        self.votes.resumed(self._life.step_state.count)
 
     def begins(self) -> None:
         """Hash what is here, if the step has a vote."""

@@ -15,6 +15,8 @@ from midstep.testing.simulation.world import SimulatedWorld
 from ..mutants.mutant import Mutant, applied
 
 SEEDS = 15
+# What was sent in an attempt that failed had a voice, and lost memory was compared with what had come in its place.
+ONCE_BLAMED_A_HEALTHY_RANK = (1545, 1625, 1746, 1765)
 BALLOT, VOTES = "midstep.processor.ballot", "midstep.processor.votes"
 
 
@@ -57,6 +59,19 @@ def test_what_flips_is_found() -> None:
 def test_other_faults_come_between() -> None:
     """Ranks die, hang and leave before a vote, in it, and in the recovery from it."""
     assert sum(played(seed, with_flips).corruption.found for seed in range(SEEDS, 3 * SEEDS)) > SEEDS // 2
+
+
+@pytest.mark.parametrize("seed", ONCE_BLAMED_A_HEALTHY_RANK)
+def test_what_came_in_a_repair_that_failed_blames_no_healthy_rank(seed: int) -> None:
+    """The invariants say so after each event."""
+    assert played(seed, with_flips).corruption.flips
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(1500, 1800, 50))
+def test_other_faults_come_between_in_many_jobs(first: int) -> None:
+    """No healthy rank is blamed, and no wrong state passes: the invariants say so after each event."""
+    assert sum(played(seed, with_flips).corruption.found for seed in range(first, first + 50)) > 0
 
 
 def test_a_rank_that_gets_each_update_wrong_is_moved_and_its_node_left() -> None:

@@ -155,6 +155,19 @@ def test_a_copy_that_was_changed_on_its_way_has_spoilt_nothing() -> None:
         assert result.is_exact(10)
 
 
+def test_one_voice_among_three_does_not_say_what_the_others_were_sent() -> None:
+    """It may have gone wrong since, or in place of one that is gone."""
+    for copies in ((9, 7, 9), (9, 7, 7), (9, 7, 8)):
+        result = with_copies(*copies, received=(1, 2), agreed=3)
+        assert (result.to_blame, result.undecided) == ({}, {"a": (0, 1, 2)})
+
+
+def test_without_a_vote_that_passed_no_copy_of_the_majority_is_exact() -> None:
+    """Not before the second update either."""
+    assert not with_copies(9, 7, 7, received=(), agreed=0).is_exact(1)
+    assert with_copies(9, 7, 7, received=(), agreed=1).is_exact(2)
+
+
 def test_where_all_have_loaded_their_copies_each_has_a_voice() -> None:
     """There is no other that could say more."""
     assert with_copies(9, 7, 7, received=(0, 1, 2)).to_blame == {0: ("a",)}

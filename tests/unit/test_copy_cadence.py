@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstep.processor.copy_cadence import CopyCadence, file_to_write
+from midstep.processor.copy_cadence import CopyCadence, file_to_write, stays
+from midstep.protocol.host_copies import Disk
 
 
 class Rank:
@@ -141,6 +142,13 @@ def test_the_first_copy_at_or_after_each_so_many_steps_goes_to_disk(taken: Seque
         cadence.began(step)
         cadence.became_whole(waited_s=0.0, took_s=0.0, step_s=0.1)
     assert found == written
+
+
+def test_where_a_lost_vote_goes_back_the_copy_before_the_common_one_stays_in_a_recovery() -> None:
+    """That may have passed no vote yet. What is newer than the common one goes in any case."""
+    for goes_back in (False, True):
+        kept = [stays(step, Disk.NO, 5, goes_back=goes_back) for step in (0, 3, 5, 6)]
+        assert kept == [False, goes_back, True, False]
 
 
 def test_a_copy_is_due_where_a_checkpoint_is() -> None:

@@ -11,7 +11,7 @@ import torch
 from midstep.processor.host_copies import HostCopies
 from midstep.protocol.errors import HostCopyError, RecoveryError
 from midstep.protocol.host_copies import CopyFile, create_copy_files, read_header
-from midstep.protocol.types import Activity, JobSettings, RepairPart, RestoreSource, ShardHold
+from midstep.protocol.types import Activity, JobSettings, RepairPart, RestoreSource, ShardHold, StepReport
 
 
 class Held:
@@ -184,6 +184,33 @@ def test_after_a_recovery_the_copy_that_all_have_stays_and_any_other_goes(fds: t
     train(copies, framework, range(5, 6))
     copies.settle()
     assert copies.steps() == (4, 5)
+
+
+def test_what_was_copied_after_the_last_state_that_is_right_is_in_no_report(fds: tuple[int, ...]) -> None:
+    """A vote was lost on the state of step 5: some rank has copied something wrong."""
+    framework = Held()
+    copies = process_of(fds, framework)
+    train(copies, framework, range(1, 6))
+    copies._votes = SimpleNamespace(sound=4, agreed=4, is_on=True)  # type: ignore[assignment]
+    report = StepReport(5, ready=False, clean=True)
+    assert copies.reported(report).host_copies == (4,)
+
+
+def test_where_ranks_go_back_after_a_lost_vote_an_older_copy_stays_until_the_next_vote(fds: tuple[int, ...]) -> None:
+    """The common copy has passed none yet. The next copy is written over the older one if that vote was passed."""
+    framework = Held()
+    copies = process_of(fds, framework, integrity_every_steps=10)
+    votes = SimpleNamespace(sound=None, agreed=4, is_on=True)
+    copies._votes = votes  # type: ignore[assignment]
+    train(copies, framework, range(1, 6))
+    copies.settle()
+    assert copies.steps() == (4, 5)
+    copies.resumed(SimpleNamespace(part=RepairPart(5, RestoreSource.REPLICA, host_copy=5)))  # type: ignore[arg-type]
+    assert copies.steps() == (4, 5)
+    votes.agreed = 5
+    train(copies, framework, range(6, 7))
+    copies.settle()
+    assert copies.steps() == (5, 6)
 
 
 def test_copies_that_need_more_memory_than_is_allowed_are_not_made_and_training_goes_on(

@@ -1,5 +1,6 @@
 """One rank's part in votes: when it hashes what it holds, and what it says of itself afterwards."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -94,6 +95,13 @@ def received(target: int, rank: int) -> RepairPart:
     return RepairPart(target_step=target, restore=RestoreSource.REPLICA, transfers=transfers)
 
 
+def repaired(rank: Rank, part: RepairPart) -> None:
+    """Have a rank train again after a repair."""
+    with rank.votes.repairing(part):
+        pass
+    rank.votes.resumed(part.target_step)
+
+
 def test_a_step_without_a_vote_costs_no_hash() -> None:
     """Neither where it begins nor before its barrier."""
     ranks = world(every_steps=10)
@@ -129,14 +137,14 @@ def test_a_newcomer_that_was_sent_a_wrong_copy_is_not_blamed() -> None:
     """Three ranks cannot tell, and the repetition from the last state that passed does."""
     ranks = world(every_steps=10)
     ranks[0].held = ranks[1].held = 9
-    ranks[0].votes.resumed(4, received(4, 0))
+    repaired(ranks[0], received(4, 0))
     for each in ranks[1:]:
         each.votes.resumed(4)
     assert step(ranks, 4)
     assert [each.said for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [], []]
     for each in ranks:
         each.held = 7
-        each.votes.resumed(2, RepairPart(target_step=2, restore=RestoreSource.HOST_COPY))
+        repaired(each, RepairPart(target_step=2, restore=RestoreSource.HOST_COPY))
     assert not step(ranks, 4)
     assert [each.said[-1:] for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [(FaultKind.ODD_COPY, False)], []]
 
@@ -146,13 +154,13 @@ def test_where_a_wrong_copy_has_spoilt_all_no_rank_is_blamed_for_the_difference(
     ranks = world(every_steps=10)
     for each, held in zip(ranks, (8, 8, 9), strict=True):
         each.held = held
-    ranks[0].votes.resumed(4, received(4, 0))
+    repaired(ranks[0], received(4, 0))
     for each in ranks[1:]:
         each.votes.resumed(4)
     assert step(ranks, 4)
     for each in ranks:
         each.held = 7
-        each.votes.resumed(2, RepairPart(target_step=2, restore=RestoreSource.HOST_COPY))
+        repaired(each, RepairPart(target_step=2, restore=RestoreSource.HOST_COPY))
     assert not step(ranks, 4)
     assert not any((FaultKind.ODD_COPY, False) in each.said for each in ranks)
 
@@ -162,7 +170,7 @@ def test_a_copy_that_changed_on_its_way_is_asked_for_again(mended: bool) -> None
     """Its rank says so, and keeps its process."""
     ranks = world(every_steps=10)
     ranks[0].held = 7 if mended else 9
-    ranks[0].votes.resumed(4, received(4, 0))
+    repaired(ranks[0], received(4, 0))
     for each in ranks[1:]:
         each.votes.resumed(4)
     assert step(ranks, 4) is not mended
@@ -176,11 +184,66 @@ def test_a_rank_that_applies_what_others_have_has_a_voice_in_the_next_vote() -> 
     Else a wrong copy, and another one of that, would be all that counts, and the healthy rank the odd one.
     """
     ranks = world()
-    ranks[2].votes.resumed(3, received(3, 2))
+    repaired(ranks[2], received(3, 2))
     assert not step(ranks, 3, unheard=ranks[2])
     ranks[0].held = ranks[1].held = 9  # one has flipped, and the other one is sent that
-    ranks[0].votes.resumed(4, received(4, 0))
+    repaired(ranks[0], received(4, 0))
     for each in ranks[1:]:
         each.votes.resumed(4)
     assert step(ranks, 4)
     assert [each.said for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [], []]
+
+
+def test_what_arrived_in_a_repair_that_failed_has_no_voice_either() -> None:
+    """The next attempt has nothing more to send it, so its plan does not name it."""
+    ranks = world(every_steps=10)
+    ranks[0].held = ranks[1].held = 9
+    with pytest.raises(ConnectionError), ranks[0].votes.repairing(received(4, 0)):
+        raise ConnectionError
+    for each in ranks:
+        repaired(each, RepairPart(target_step=4, restore=RestoreSource.REPLICA))
+    assert step(ranks, 4)
+    assert [each.said for each in ranks] == [[(FaultKind.COPIES_DIFFER, True)], [], []]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_was_loaded_after_a_repair_that_failed_has_a_voice(fails: bool) -> None:
+    """Nothing of what another rank had is left then. A way back that fails may have left it."""
+    ranks = world(every_steps=10)
+    with pytest.raises(ConnectionError), ranks[0].votes.repairing(received(4, 0)):
+        raise ConnectionError
+    with suppress(ConnectionError), ranks[0].votes.repairing(RepairPart(2, RestoreSource.HOST_COPY)):
+        if fails:
+            raise ConnectionError
+    ranks[0].held = ranks[1].held = 9
+    for each in ranks:
+        each.votes.resumed(2)
+    assert step(ranks, 2)
+    assert ranks[2].said == ([] if fails else [(FaultKind.ODD_COPY, True)])
+
+
+def test_a_job_that_is_back_at_its_first_update_votes_there_too() -> None:
+    """What went wrong since that was loaded would be in all gradients by the next vote, which would take it for new."""
+    ranks = world()
+    for each in ranks:
+        repaired(each, RepairPart(1, RestoreSource.HOST_COPY))
+    ranks[1].held = 9
+    assert step(ranks, 1)
+    assert ranks[1].said == [(FaultKind.ODD_COPY, True)]
+
+
+def test_memory_of_which_the_device_says_that_it_is_lost_is_not_compared_later() -> None:
+    """What a repair has put there since is no change by itself, also where the repair fails, and it is cleaned again.
+
+    Nor is what arrived in the place of memory that had nothing wrong.
+    """
+    ranks = world()
+    for each in ranks:
+        each.step_state.count = 3
+        each.votes.begins(3, wanted=False)
+    assert ranks[0].votes.changed_since_begun(readable=False) == ()
+    with pytest.raises(ConnectionError), ranks[1].votes.repairing(received(3, 1)):
+        raise ConnectionError
+    for each in ranks:
+        each.held = 9
+    assert [each.votes.changed_since_begun() for each in ranks] == [(), (), ("a",)]
