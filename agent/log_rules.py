@@ -6,6 +6,7 @@ up heartbeats and orders. Rules on lines take a bounded time (`protocol/line_pat
 many are looked at as fit into a share of the time; what is passed over then is counted, and logged.
 
 The rest of the lines of a process that ends is read before its end is reported: what it said last is often the reason.
+That is done in a thread, too, and the report waits for it for `END_S` at most.
 """
 
 import asyncio
@@ -30,7 +31,9 @@ SHARE_S = 0.025  # of each round: a tenth of one core at most
 READ_BYTES = 64 * 1024
 BEHIND_BYTES = 1024 * 1024  # of a log that has grown faster than it is read, the latest so many
 LAST_BYTES = 256 * 1024  # of a process that has ended
-LAST_S = 0.1
+LAST_S = 0.1  # for reading it, and for the thread that may be reading the log already
+END_S = 2.5 * LAST_S  # after which the end of a process is reported without its last words
+MOST_ENDS = 16  # processes whose last words are being read; more hang in their file system
 LINES_AT_ONCE = 16
 AGAIN_S = 60.0  # a rule that reports is reported again after this time
 _log = logging.getLogger(__name__)
@@ -149,6 +152,23 @@ class FollowedLog:
             self._at, self._lines = size - most, Lines()
 
 
+class _End:
+    """The end of a process, which is reported once."""
+
+    def __init__(self, log: FollowedLog, words: Callable[[], str], then: Callable[[str], None]) -> None:
+        self.log, self.words = log, words
+        self.timer: asyncio.TimerHandle | None = None
+        self._then: Callable[[str], None] | None = then
+
+    def report(self, words: str) -> None:
+        """Report it, if that was not done. In the loop."""
+        then, self._then = self._then, None
+        if self.timer is not None:
+            self.timer.cancel()
+        if then is not None:
+            then(words)
+
+
 class LogRules:
     """Looks in a thread at the logs of the processes of a node, from `begin` to `end` of each."""
 
@@ -160,6 +180,7 @@ class LogRules:
         self._logs: dict[FollowedLog, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._reading = False
+        self._ends = 0  # threads that read what a process has said last
         self._first = 0  # of the logs, in the next round: none is starved by another that grows
 
     def start(self, rules: Sequence[JobRule]) -> None:
@@ -177,17 +198,29 @@ class LogRules:
         self._logs[log] = None
         return log
 
-    def end(self, log: FollowedLog, *, expected: bool) -> None:
-        """Follow the log of a process no more. If its end was not ordered, tell of what it has said last."""
-        self._logs.pop(log, None)
-        if expected or not self._patterns or not log.lock.acquire(timeout=LAST_S):
-            return
+    def forget(self, log: FollowedLog | None) -> None:
+        """Follow the log of a process no more. None: of one that was never followed."""
+        if log is not None:
+            self._logs.pop(log, None)
+
+    def end(self, log: FollowedLog, words: Callable[[], str], then: Callable[[str], None]) -> None:
+        """Follow the log of a process no more; tell of what it has said last, then call `then` with its last words.
+
+        `words` reads them, in a thread. `then` is called in the loop, after `END_S` at the latest, with nothing then.
+        """
+        self.forget(log)
+        end = _End(log, words, then)
+        reader = threading.Thread(target=self._read_end, args=(end, self._patterns), name="last-words", daemon=True)
         try:
-            found = log.read(self._patterns, time.monotonic() + LAST_S, ended=True)
-        finally:
-            log.lock.release()
-        for each in found:
-            log.tell(each)
+            if self._ends >= MOST_ENDS:
+                raise RuntimeError(f"{self._ends} logs are being read, and none has ended")
+            reader.start()
+        except RuntimeError as error:
+            _log.warning("%s: what was printed last is not read: %s", log, error)
+            then("")
+            return
+        self._ends += 1
+        end.timer = self._loop.call_later(END_S, self._late, end)
 
     def close(self) -> None:
         """Look at nothing more. Idempotent."""
@@ -226,6 +259,31 @@ class LogRules:
                 break
         with contextlib.suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._told, found)
+
+    def _read_end(self, end: "_End", patterns: Patterns) -> None:
+        """Read what a process has said last. Runs in a thread."""
+        log, found, words = end.log, list[LineFound](), ""
+        try:
+            if patterns and log.lock.acquire(timeout=LAST_S):
+                try:
+                    found = log.read(patterns, time.monotonic() + LAST_S, ended=True)
+                finally:
+                    log.lock.release()
+            words = end.words()
+        except OSError as error:
+            _log.debug("%s: %s", log, error)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._end_told, end, found, words)
+
+    def _end_told(self, end: "_End", found: Sequence[LineFound], words: str) -> None:
+        self._ends -= 1
+        for each in found:  # also where it is late
+            end.log.tell(each)
+        end.report(words)
+
+    def _late(self, end: "_End") -> None:
+        _log.warning("%s: what was printed last is not reported: its file is not read within %g s", end.log, END_S)
+        end.report("")
 
     def _told(self, found: Sequence[tuple[FollowedLog, LineFound]]) -> None:
         self._reading = False

@@ -367,22 +367,27 @@ class RankHost:
         at_s = time.time()
         if process.slot.process is process:
             process.slot.process = None
-        if process.followed is not None:
-            self._log_rules.end(process.followed, expected=process.expected)
         self.watch_memory()
         killed = status == -signal.SIGKILL and not process.expected
-        self._post(
-            m.ProcessExited(
-                node=self._node,
-                process=process.running,
-                status=status,
-                at_s=at_s,
-                expected=process.expected,
-                last=process.clock(),
-                out_of_memory=killed and self._memory_kills.claim(time.monotonic()),
-                output="" if process.expected or not status else last_words(process.log),
-            )
+        exited = m.ProcessExited(
+            node=self._node,
+            process=process.running,
+            status=status,
+            at_s=at_s,
+            expected=process.expected,
+            last=process.clock(),
+            out_of_memory=killed and self._memory_kills.claim(time.monotonic()),
+            output="",
         )
+
+        def report(words: str) -> None:
+            self._post(msgspec.structs.replace(exited, output=words))
+
+        if process.followed is None or process.expected or self._ending:
+            self._log_rules.forget(process.followed)
+            report("")
+        else:
+            self._log_rules.end(process.followed, lambda: last_words(process.log) if status else "", report)
 
     def _here(self) -> frozenset[int]:
         return frozenset(process.running.rank for process in self._processes())

@@ -1,5 +1,7 @@
 """Lines of a rank's log are held against rules, whatever is printed, and never more of it than fits into its time."""
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -8,12 +10,14 @@ import pytest
 from midstep.agent.log_rules import (
     AGAIN_S,
     BEHIND_BYTES,
+    END_S,
     LAST_BYTES,
     READ_BYTES,
     FollowedLog,
     LineFound,
     Lines,
     LinesReported,
+    LogRules,
     Patterns,
 )
 from midstep.protocol.line_patterns import LONGEST_LINE
@@ -137,3 +141,53 @@ def test_a_rule_that_acts_is_told_of_in_each_generation() -> None:
     assert not told.is_news(FULL, 1, 1.0)
     assert told.is_news(FULL, 2, 2.0)
     assert told.is_news(DOWN, 2, 2.0)
+
+
+# --- the end of a process ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_process_printed_last_is_told_before_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("link 1 is down\nall is well\ndisk full")
+    heard: list[str] = []
+
+    async def play() -> None:
+        rules = LogRules("node", lambda report: None)
+        rules._patterns = PATTERNS
+        log = FollowedLog(path, 0, lambda found: heard.append(found.rule.name))
+        rules.end(log, lambda: "its last words", heard.append)
+        began_s = time.monotonic()
+        while len(heard) < 3 and time.monotonic() - began_s < LONG_S:
+            await asyncio.sleep(END_S / 10)
+
+    asyncio.run(play())
+    assert heard == ["down", "full", "its last words"]
+
+
+def test_a_file_system_that_hangs_holds_neither_the_agent_nor_the_end_of_a_process(tmp_path: Path) -> None:
+    """Its end is reported once, without last words."""
+    heard: list[str] = []
+    hangs, hung = threading.Event(), threading.Event()
+
+    def words() -> str:
+        hung.set()
+        hangs.wait(LONG_S)
+        return "too late"
+
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        rules = LogRules("node", lambda report: None)
+        began_s = loop.time()
+        rules.end(follow(tmp_path / "log"), words, heard.append)
+        assert loop.time() - began_s < LONG_S / 2
+        assert heard == []
+        while not heard and loop.time() - began_s < LONG_S / 2:
+            await asyncio.sleep(END_S / 10)
+        assert heard == [""]
+        assert hung.is_set()
+        hangs.set()
+        while rules._ends and loop.time() - began_s < LONG_S / 2:
+            await asyncio.sleep(END_S / 10)
+
+    asyncio.run(play())
+    assert heard == [""]
