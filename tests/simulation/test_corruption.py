@@ -10,6 +10,7 @@ from midstep.protocol.types import FaultKind
 from midstep.testing.invariants import InvariantBroken
 from midstep.testing.simulation import faults
 from midstep.testing.simulation.corruption import FLIPS, wrong_device
+from midstep.testing.simulation.process_faults import kill_rank
 from midstep.testing.simulation.world import SimulatedWorld
 
 from ..mutants.mutant import Mutant, applied
@@ -34,6 +35,14 @@ def with_flips(world: SimulatedWorld, chance: random.Random, focus: Phase | None
     flips_alone(world, chance, focus)
 
 
+def with_a_kill_in_the_same_step(world: SimulatedWorld, chance: random.Random, focus: Phase | None) -> None:
+    """Have a bit flip, and a process die less than two steps later: often before the vote, or in the way back."""
+    for _ in range(4):
+        flip_s = chance.uniform(1.5, 8.0)
+        world.timeline.after(flip_s, lambda: _flip(world, chance))
+        world.timeline.after(flip_s + chance.uniform(0.0, 0.2), lambda: _kill(world, chance))
+
+
 def with_a_wrong_device(world: SimulatedWorld, chance: random.Random, focus: Phase | None) -> None:
     """Have one rank get each update wrong."""
     world.timeline.after(chance.uniform(1.5, 3.0), lambda: world.log(wrong_device(world, chance)))
@@ -42,6 +51,11 @@ def with_a_wrong_device(world: SimulatedWorld, chance: random.Random, focus: Pha
 def _flip(world: SimulatedWorld, chance: random.Random) -> None:
     if world.controller.finish is None:
         world.log(f"--- {chance.choice(FLIPS)(world, chance)}")
+
+
+def _kill(world: SimulatedWorld, chance: random.Random) -> None:
+    if world.controller.finish is None:
+        world.log(f"--- {kill_rank(world, chance)}")
 
 
 def played(seed: int, plan: object) -> SimulatedWorld:
@@ -72,6 +86,19 @@ def test_what_came_in_a_repair_that_failed_blames_no_healthy_rank(seed: int) -> 
 def test_other_faults_come_between_in_many_jobs(first: int) -> None:
     """No healthy rank is blamed, and no wrong state passes: the invariants say so after each event."""
     assert sum(played(seed, with_flips).corruption.found for seed in range(first, first + 50)) > 0
+
+
+def test_a_process_dies_in_the_step_of_a_flip() -> None:
+    """The flipped one, or another: what it leaves may have been served to the next process of a rank."""
+    assert sum(played(seed, with_a_kill_in_the_same_step).corruption.found for seed in range(SEEDS)) > SEEDS // 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_processes_die_in_the_step_of_a_flip_in_many_jobs(first: int) -> None:
+    """No healthy rank is blamed, and no wrong state passes."""
+    for seed in range(first, first + 50):
+        played(seed, with_a_kill_in_the_same_step)
 
 
 def test_a_rank_that_gets_each_update_wrong_is_moved_and_its_node_left() -> None:
