@@ -1,10 +1,12 @@
 """`midstep demo`: a training job on this machine loses processes and a node, and ends as if nothing had happened."""
 
 import json
+import subprocess
 import sys
 import tempfile
 from collections import Counter
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,12 @@ from .views.incident_data import incident_json
 from .views.report_text import job_view
 
 NODES, RANKS_PER_NODE, SPARES = 2, 2, 1
+STEPS, STEPS_OF_TITAN = 100, 30  # torchtitan's are ten times as long
 LEAST_RANKS = 2
 # What is compared bit for bit has to repeat itself; the training script asks torch for the same.
 REPEATABLE = {"HCCL_DETERMINISTIC": "true"}
+ASSETS_S = 300.0  # for a tokenizer of 2,000 words, which takes seconds
+TITAN = "0.3"  # the release of torchtitan whose arguments the demo gives
 WIDTH = 100
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -103,6 +108,7 @@ class DemoRun(msgspec.Struct, frozen=True):
     device: str = CPU
     policy: str = "demo.yaml"
     script: str = "train_and_record.py"
+    needs_assets: bool = False  # a tokenizer and a text, made in a folder that the script is given
     communicator: str | None = None  # instead of the policy's
     environment: dict[str, str] = {}
 
@@ -189,6 +195,18 @@ def megatron_scenarios(steps: int) -> tuple[Scenario, ...]:
     )
 
 
+def titan_run(steps: int) -> DemoRun:
+    """Return the demo on torchtitan's own program. Raises ConfigurationError for a version that has other arguments."""
+    found = version("torchtitan")
+    if not found.startswith(f"{TITAN}."):
+        raise ConfigurationError(
+            f"torchtitan {found} is installed, and the demo gives its program the arguments of {TITAN}: "
+            f"pip install 'torchtitan=={TITAN}.*', which takes Python 3.11 or newer"
+        )
+    script = "torchtitan/train_and_record.py"
+    return DemoRun(scenarios(steps), policy="demo-titan.yaml", script=script, needs_assets=True)
+
+
 def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
     """Return all scenarios in the order in which they happen."""
     return tuple(
@@ -198,7 +216,9 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 
 @click.command("demo", cls=Command)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
-@click.option("--steps", type=STEPS_OF_DEMO, default=100, show_default=True, help="Length of the training.")
+@click.option(
+    "--steps", type=STEPS_OF_DEMO, help=f"Length of the training.  [default: {STEPS}, with --titan {STEPS_OF_TITAN}]"
+)
 @click.option(
     "--device",
     type=click.Choice([CPU, CUDA, FAKE, NPU]),
@@ -210,6 +230,7 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 )
 @click.option("--megatron", is_flag=True, help="Train on megatron-core, tensor parallel 2 x data parallel 2.")
 @click.option("--mindspore", is_flag=True, help="Train with MindSpore, data parallel, which needs no torch.")
+@click.option("--titan", is_flag=True, help="Run torchtitan's own program and its debug model, HSDP 2 x 2, on the CPU.")
 @page_option(without=ANY_PORT)
 @click.option(
     "--keep",
@@ -219,10 +240,11 @@ def by_step(*several: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 def command(
     *,
     json_file: Path | None,
-    steps: int,
+    steps: int | None,
     device: str,
     megatron: bool,
     mindspore: bool,
+    titan: bool,
     page: str | None,
     keep: Path | None,
 ) -> None:
@@ -234,20 +256,24 @@ def command(
     parameters, optimizer state, random numbers and losses equal bit for bit.
 
     With --megatron (which needs megatron-core) the same under two kills, and a second one in each recovery. With
-    --mindspore (which needs MindSpore, and no torch) a small classifier under the four faults.
+    --mindspore (which needs MindSpore, and no torch) a small classifier under the four faults. With --titan (which
+    needs torchtitan 0.3.0) torchtitan's debug model, 6 million parameters, under the four faults.
     """
-    for wanted, library in ((megatron, "megatron"), (mindspore, "mindspore")):
+    for wanted, library in ((megatron, "megatron"), (mindspore, "mindspore"), (titan, "torchtitan")):
         if wanted and find_spec(library) is None:
             raise click.ClickException(f"{library} is not installed: pip install 'midstep[{library}]'")
     if not mindspore and find_spec("torch") is None:
         raise click.ClickException("torch is not installed: pip install 'midstep[torch]', or try --mindspore")
     if megatron and device == NPU:
         raise click.UsageError("--megatron is on the CPU, on GPUs or on the fake device")
-    if mindspore and (megatron or device != CPU):
-        raise click.UsageError("--mindspore is on the CPU, and goes without --megatron")
+    if megatron + mindspore + titan > 1:
+        raise click.UsageError("--megatron, --mindspore and --titan are demos of their own: choose one of them")
+    if (mindspore or titan) and device != CPU:
+        raise click.UsageError(f"--{'titan' if titan else 'mindspore'} is on the CPU")
     require_here(page)
+    steps = steps or (STEPS_OF_TITAN if titan else STEPS)
     console = Terminal(width=WIDTH)
-    run = _chosen(steps, device, megatron=megatron, mindspore=mindspore)
+    run = titan_run(steps) if titan else _chosen(steps, device, megatron=megatron, mindspore=mindspore)
     if run.communicator is not None:
         console.print(f"this NCCL lets no ranks share a GPU: tensors travel by way of the hosts ({run.communicator})")
     if keep is not None:
@@ -332,8 +358,11 @@ def _train(
 ) -> None:
     record = directory / name / "record"
     record.mkdir(parents=True)
+    arguments = [str(record), str(steps)]
+    if run.needs_assets:
+        arguments.append(str(_assets(directory / "assets")))
     start = Start(
-        command=(str(PACKAGE / "examples" / run.script), str(record), str(steps)),
+        command=(str(PACKAGE / "examples" / run.script), *arguments),
         nodes=run.nodes,
         ranks_per_node=run.ranks_per_node,
         spare_nodes=run.spares,
@@ -346,6 +375,16 @@ def _train(
     job = create_job(start)
     with page_beside(job.job_directory, page, Role.OPERATOR):
         run_job(job, quiet=True, steps=steps)
+
+
+def _assets(folder: Path) -> Path:
+    """Make what torchtitan's wheel lacks, once for both runs: in a process of its own, as it starts threads."""
+    if not folder.exists():
+        command = [sys.executable, "-m", "midstep.examples.torchtitan.assets", str(folder)]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=ASSETS_S, check=False)
+        if made.returncode != 0:
+            raise ConfigurationError(f"`{' '.join(command[1:])}` failed: {made.stderr.strip()[-500:]}")
+    return folder
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -1,11 +1,13 @@
-"""Which faults the demo has on which device."""
+"""Which faults the demo has on which device, and what it says where a library for it is missing."""
 
 import sys
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-from midstep.cli.demo import npu_run
+from midstep.cli.demo import npu_run, titan_run
+from midstep.cli.main import main
 from midstep.devices.kinds import NPU
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.types import Rung
@@ -38,3 +40,34 @@ def test_the_demo_on_npus_says_that_torch_npu_is_missing(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(ConfigurationError, match="torch_npu cannot be imported"):
         npu_run(STEPS)
+
+
+@pytest.mark.parametrize("library", ["megatron", "mindspore", "torchtitan"])
+def test_the_demo_of_a_library_that_is_missing_says_what_to_install(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstep.cli.demo.find_spec", lambda _: None)
+    said = CliRunner().invoke(main, ["demo", "--titan" if library == "torchtitan" else f"--{library}"])
+    assert said.exit_code == 1
+    assert f"{library} is not installed: pip install 'midstep[{library}]'" in said.output
+
+
+def test_the_demo_of_torchtitan_knows_one_release_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another one the program has other arguments."""
+    monkeypatch.setattr("midstep.cli.demo.version", lambda _: "0.2.2")
+    with pytest.raises(
+        ConfigurationError, match=r"torchtitan 0\.2\.2 is installed.*pip install 'torchtitan==0\.3\.\*'"
+    ):
+        titan_run(STEPS)
+
+
+@pytest.mark.parametrize(
+    "options", [("--titan", "--megatron"), ("--titan", "--mindspore"), ("--titan", "--device", "fake")]
+)
+def test_the_demo_of_torchtitan_is_on_the_cpu_and_alone(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstep.cli.demo.find_spec", lambda _: object())
+    said = CliRunner().invoke(main, ["demo", *options])
+    assert said.exit_code == 2, said.output
+    assert "Traceback" not in said.output
