@@ -9,6 +9,7 @@ of that step for as long as it is there.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,17 +21,34 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import midstep
 from midstep.examples.gpt import GPT, Shape, random_batch, standard_library_text
 from midstep.examples.train_and_record import digest, optimizer_tensors
+from midstep.protocol import environment as names
+
+BEFORE_FORWARD, AFTER_BACKWARD = "before forward", "after backward"
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """A rank that kills itself at a place of a step that has no injection point, in one of its lives."""
+
+    rank: int
+    place: str
+    step: int
+    life: int = 1
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """How a job shards and what it does in a step. `mesh`: rows that replicate and columns, or columns only."""
+    """How a job shards and what it does in a step. `mesh`: rows that replicate and columns, or columns only.
+
+    `tensor`: ranks among which the feed-forward layers are cut as well, neighbours of each other.
+    """
 
     mesh: tuple[int, ...]
+    tensor: int = 1
     steps: int = 12
     micro_batches: int = 1
     bf16: bool = False
@@ -38,6 +56,8 @@ class Setting(msgspec.Struct, frozen=True):
     recompute: bool = False
     layers: int = 2
     step_s: float = 0.0
+    compiled: bool = False  # each block
+    endings: tuple[Ending, ...] = ()
 
 
 def local(tensor: Any) -> Any:
@@ -47,20 +67,43 @@ def local(tensor: Any) -> Any:
 
 def shard(model: Any, setting: Setting) -> None:
     """Apply fully_shard to each block, and to the model."""
-    names = ("replicate", "shard")[-len(setting.mesh) :]
-    options: dict[str, Any] = {"mesh": init_device_mesh("cpu", setting.mesh, mesh_dim_names=names)}
+    dimensions = ("replicate", "shard")[-len(setting.mesh) :]
+    whole = init_device_mesh("cpu", (*setting.mesh, setting.tensor), mesh_dim_names=(*dimensions, "tensor"))
+    options: dict[str, Any] = {"mesh": whole[dimensions]}
     if setting.bf16:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     blocks: list[Any] = list(model.blocks)
     for block in blocks:
+        if setting.tensor > 1:
+            parallelize_module(block, whole["tensor"], {"feed.0": ColwiseParallel(), "feed.2": RowwiseParallel()})
         if setting.recompute:
             block.forward = _recomputed(block.forward)
+        if setting.compiled:
+            block.compile()
         fully_shard(block, **options, reshard_after_forward=setting.reshard)
     fully_shard(model, **options)
 
 
 def _recomputed(forward: Any) -> Any:
     return lambda x: checkpoint(forward, x, use_reentrant=False)
+
+
+def clip(parameters: list[Any]) -> float:
+    """Clip gradients by their norm and return it; over several meshes, which torch's own function does not add up."""
+    by_mesh: dict[int, list[Any]] = {}
+    for parameter in parameters:
+        by_mesh.setdefault(id(parameter.device_mesh), []).append(parameter.grad)
+    norms: list[Any] = [torch.nn.utils.get_total_norm(gradients) for gradients in by_mesh.values()]
+    norm = torch.stack([each.full_tensor() for each in norms]).norm()
+    together = None if len(by_mesh) == 1 else False
+    torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm, foreach=together)
+    return float(norm)
+
+
+def die(setting: Setting, place: str, step: int) -> None:
+    """End this process if that is to happen here."""
+    if Ending(dist.get_rank(), place, step, int(os.environ.get(names.INCARNATION, "1"))) in setting.endings:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(records: Path, setting: Setting) -> None:
@@ -75,7 +118,7 @@ def train(records: Path, setting: Setting) -> None:
     shard(model, setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=setting.steps)
-    torch.manual_seed(100 + rank)
+    torch.manual_seed(100 + rank // setting.tensor)  # ranks that share a layer see the same batches
     text = standard_library_text(100_000)
     state = midstep.TrainState(model=model, optimizer=optimizer, scheduler=scheduler)
 
@@ -86,6 +129,7 @@ def train(records: Path, setting: Setting) -> None:
             while (records / f"gate.{step.index}").exists():
                 time.sleep(0.02)
             began_s = time.monotonic()
+            die(setting, BEFORE_FORWARD, step.index)
             optimizer.zero_grad()
             loss: Any = None
             for micro_batch in range(setting.micro_batches):
@@ -94,8 +138,8 @@ def train(records: Path, setting: Setting) -> None:
                 model.set_is_last_backward(last)
                 loss = model(*random_batch(text, shape, 4)) / setting.micro_batches
                 loss.backward()
-            norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            whole_norm = float(norm.full_tensor())
+            die(setting, AFTER_BACKWARD, step.index)
+            whole_norm = clip(list(model.parameters()))
             time.sleep(max(0.0, setting.step_s - (time.monotonic() - began_s)))
             with step.update():
                 optimizer.step()
