@@ -193,7 +193,11 @@ class Votes:
 
     def _lost(self, step: int, mine: dict[str, int], result: VoteResult) -> None:
         """Leave the step with all other ranks, and say why if that is for this rank to say."""
-        rank, exact = self._runtime.rank, result.is_exact(step)
+        # Where memory is not looked at before each update, the odd one may have computed with what is wrong.
+        rank, exact = (
+            self._runtime.rank,
+            result.is_exact(step) and (self._steady or set(result.odd) <= {*result.arrived}),
+        )
         as_it_is = exact or (self._then is IntegrityAction.REPAIR and not result.undecided)
         trusted_step = None if as_it_is else result.agreed
         self.sound = min(result.agreed, step - 1)

@@ -31,6 +31,7 @@ class Rank:
         self.step_clock = self.black_box = self
         self.step_state = StepState(clean=True)
         self.said: list[tuple[FaultKind, bool]] = []
+        self.trusted: list[int | None] = []
         self.votes = Votes(self, self, self.step_state)  # type: ignore[arg-type]
         world.append(self)
 
@@ -49,8 +50,11 @@ class Rank:
         self.hashed += 1
         return {"a": ShardDigest(self.held, self.held)}
 
-    def report_fault(self, kind: FaultKind, *_: object, mendable: bool = False, **__: object) -> None:
+    def report_fault(
+        self, kind: FaultKind, *_: object, mendable: bool = False, trusted_step: int | None = None, **__: object
+    ) -> None:
         """Report."""
+        self.trusted.append(trusted_step)
         self.said.append((kind, mendable))
 
 
@@ -220,6 +224,21 @@ def test_a_copy_that_was_loaded_after_a_repair_that_failed_has_a_voice(fails: bo
         each.votes.resumed(2)
     assert step(ranks, 2)
     assert ranks[2].said == ([] if fails else [(FaultKind.ODD_COPY, True)])
+
+
+def test_where_memory_is_not_looked_at_before_each_update_the_copy_of_the_majority_is_not_exact() -> None:
+    """The odd one may have computed with it. All go back, but for a copy that was changed on its way."""
+    for sent in (False, True):
+        ranks = world()
+        for each in ranks:
+            each.votes._steady = False
+        ranks[0].held = 9
+        for each in ranks:
+            repaired(each, received(3, 0) if sent and each is ranks[0] else RepairPart(3, RestoreSource.REPLICA))
+        assert step(ranks, 3)
+        assert ranks[0].said == [(FaultKind.ODD_COPY, True)]
+        assert ranks[0].trusted == [None if sent else 2]
+        assert ranks[0].step_state.corrupted == (frozenset({"a"}) if sent else frozenset())
 
 
 def test_a_job_that_is_back_at_its_first_update_votes_there_too() -> None:
