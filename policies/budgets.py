@@ -74,8 +74,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `closed`: nodes in use on which no new process is to be started, with the reason; what runs there stays.
 
-    `built_ahead`: by spare, the ranks whose next process is built there. `promised_nodes`: how many nodes the platform
-    has been asked for, and has not brought yet.
+    `spare_nodes`: those that can be used, in the order in which they are taken. `built_ahead`: by spare, the ranks
+    whose next process is built there. `promised_nodes`: how many nodes the platform has been asked for, and has not
+    brought yet.
 
     `min_nodes`: with how few nodes the world may continue where lost ones cannot be replaced; None: with no fewer.
 
@@ -107,10 +108,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     node_failures: tuple[NodeFailure, ...] = ()
     min_nodes: int | None = None
     forbidden: dict[Rung, str] = {}
-
-    def usable_spares(self) -> tuple[str, ...]:
-        """Return the spare nodes that are neither lost nor isolated, in their order."""
-        return tuple(node for node in self.spare_nodes if node not in self.nodes_lost and node not in self.isolated)
 
 
 # Rungs after which every process has been restarted.
@@ -250,7 +247,7 @@ class Account:
         self._within = [
             spent
             for spent in facts.spent
-            if spent.rung is entry.rung and spent.role == role and _counts(spent.at_s, window_s, now)
+            if spent.rung is entry.rung and spent.role == role and in_window(spent.at_s, window_s, now)
         ]
         self._by_rank = Counter(rank for spent in self._within for rank in set(spent.ranks))
         self._by_node = Counter(node for spent in self._within for node in set(spent.nodes))
@@ -286,17 +283,17 @@ def _can_count(spent: Spent, entry: RungPolicy | None, now: float) -> bool:
     budget = entry.budget
     if budget.per_job is None and budget.per_rank is None and budget.per_node is None:
         return False
-    return _counts(spent.at_s, budget.window_s, now)
+    return in_window(spent.at_s, budget.window_s, now)
 
 
-def _counts(at_s: float, window_s: float, now: float) -> bool:
+def in_window(at_s: float, window_s: float, now: float) -> bool:
     """Say whether what happened at `at_s` is in a window at `now`. 0: the whole job."""
     return window_s == 0 or now - at_s < window_s
 
 
 def failures_by_node(failures: Iterable[NodeFailure], policy: NodePolicy, now: float) -> Counter[str]:
     """Return how many failures each node has had within the window at `now`."""
-    return Counter(each.node for each in failures if _counts(each.at_s, policy.window_s, now))
+    return Counter(each.node for each in failures if in_window(each.at_s, policy.window_s, now))
 
 
 def worn_out(node: str, failures: int, policy: NodePolicy) -> str | None:

@@ -240,7 +240,7 @@ def _hardware_reason(fault: FaultReport, node: str) -> str:
 def _worn_nodes(facts: Facts, roles: Roles, policy: NodePolicy, broken: dict[str, str]) -> dict[str, str]:
     """Return the nodes at fault that have failed too often, where another could take their place."""
     at_fault = (*facts.culprits, *facts.mendable)
-    replaceable = facts.can_create_nodes or facts.usable_spares()
+    replaceable = facts.can_create_nodes or facts.spare_nodes
     if policy.failures is None or not replaceable:
         return {}
     leave_nodes = {Rung.RECOVER, *WORLD_RESTARTS}
@@ -280,7 +280,7 @@ def _unfit_for(rung: Rung, facts: Facts, roles: Roles, spoiled: dict[str, str], 
 
 def _spares_for(facts: Facts, leave: list[str]) -> dict[str, str]:
     """Give each node that is left a spare: one that has built its ranks, or else the one that has waited longest."""
-    spares, to = list(facts.usable_spares()), {}
+    spares, to = list(facts.spare_nodes), {}
     for node in leave if facts.built_ahead else ():
         ranks = [rank for rank, where in facts.nodes.items() if where == node]
         best = best_spare(spares, ranks, facts.built_ahead)

@@ -292,7 +292,7 @@ class ReschedulePod(RungRule):
         """Return the closed nodes, and those that failed too often if there are nodes for them, too."""
         placement, facts = case.placement, case.facts
         both = {*placement.closed, *placement.worn}
-        enough = facts.can_create_nodes or len(both) <= len(facts.usable_spares())
+        enough = facts.can_create_nodes or len(both) <= len(facts.spare_nodes)
         return tuple(sorted(both if enough else placement.closed))
 
     def cost(self, case: RungQuery) -> tuple[Spent, ...]:
@@ -361,13 +361,13 @@ RULES: dict[Rung, RungRule] = {
 
 def nodes_to_come(facts: Facts, needed: int) -> int:
     """Return how many of the `needed` nodes the spares leave open, and the platform brings; 0: it cannot bring all."""
-    missing = needed - len(facts.usable_spares())
+    missing = needed - len(facts.spare_nodes)
     return missing if facts.can_create_nodes or missing <= facts.promised_nodes else 0
 
 
 def nodes_missing(facts: Facts, needed: int) -> str | None:
     """Say how many of the `needed` nodes the spares leave open, None when there are enough."""
-    spares = len(facts.usable_spares())
+    spares = len(facts.spare_nodes)
     if needed <= spares:
         return None
     left = "no spare node" if spares == 0 else f"only {count(spares, 'spare node')}"
@@ -377,7 +377,7 @@ def nodes_missing(facts: Facts, needed: int) -> str | None:
 def nodes_left(case: RungQuery) -> int:
     """Return how many nodes the world would have without those that cannot be used any more."""
     in_use = set(case.facts.nodes.values()) - case.placement.closed.keys()
-    return len(in_use) + len(case.facts.usable_spares())
+    return len(in_use) + len(case.facts.spare_nodes)
 
 
 def too_small(case: RungQuery) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from ...policies.budgets import NodeFailure
+from ...policies.budgets import NodeFailure, in_window
 from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
 from ...policies.schema import StallPolicy
 from ...protocol import messages as m
@@ -173,7 +173,10 @@ def _blame(state: JobState, rec: do.Blame) -> Recs:
     ranks = [report.rank] if report.rank is not None else []
     if report.rank is None and report.node is not None:
         ranks = [holder.rank for holder in state.world.on(report.node)]
-    _count_failure(state, ranks)
+    state.incident, nodes = state.incident.failed({rank: state.world.holders[rank].node for rank in ranks})
+    failures = [*state.accounts.node_failures, *(NodeFailure(name, state.now) for name in nodes)]
+    window_s = state.policy.node.window_s
+    state.accounts.node_failures = [each for each in failures if in_window(each.at_s, window_s, state.now)]
     if report.trusted_step is not None:
         state.incident = state.incident.doubt(report.trusted_step)
     for rank in ranks:
@@ -198,23 +201,6 @@ def _answered(state: JobState, rank: int) -> None:
     if any(each.rank == rank for each in suspicions):
         still = (each for each in suspicions if not (each.rank == rank and _from_outside(each)))
         state.incident = state.incident.suspect_only(still)
-
-
-def _count_failure(state: JobState, ranks: Iterable[int]) -> None:
-    """Count a failure for the nodes of `ranks`: what the policy's `node.failures` is held against.
-
-    Processes of a node that fail together are one failure of the node, and so are those that follow in the same
-    incident; a process that was started again in it and fails again is another one.
-    """
-    accounts, now = state.accounts, state.now
-    for rank in ranks:
-        node = state.world.holders[rank].node
-        state.incident, news = state.incident.failed(rank, node)
-        if news:
-            accounts.node_failures.append(NodeFailure(node, now))
-    window_s = state.policy.node.window_s
-    if window_s:
-        accounts.node_failures = [each for each in accounts.node_failures if now - each.at_s < window_s]
 
 
 # --- struck memory ----------------------------------------------------------------------------------------------------

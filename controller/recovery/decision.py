@@ -107,7 +107,7 @@ def _choose(state: JobState) -> Choice:
         for name in planned.going.intersection(planned.unwell)
         if name not in facts.closed
     }
-    if going and facts.usable_spares():
+    if going and facts.spare_nodes:
         choice = state.ladder.choose(msgspec.structs.replace(facts, closed={**facts.closed, **going}))
         if choice.decision.rung is Rung.RECOVER:
             return choice

@@ -107,12 +107,19 @@ class OpenIncident(msgspec.Struct, frozen=True):
         """State of later steps may be made of struck memory."""
         return replace(self, trusted_step=step if self.trusted_step is None else min(step, self.trusted_step))
 
-    def failed(self, rank: int, node: str) -> tuple["OpenIncident", bool]:
-        """A rank has failed on a node; say also whether that is one more failure of the node."""
-        times = self.rank_failures.get(rank, 0) + 1
-        news = bool(node) and times > self.node_failures.get(node, 0)
-        of_nodes = {**self.node_failures, node: times} if news else self.node_failures
-        return replace(self, rank_failures={**self.rank_failures, rank: times}, node_failures=of_nodes), news
+    def failed(self, ranks: Mapping[int, str]) -> tuple["OpenIncident", list[str]]:
+        """Ranks have failed, each on its node; return also the nodes of which that is one more failure.
+
+        Processes of a node that fail together are one failure of the node, and so are those that follow in the same
+        incident; a process that was started again in it and fails again is another one.
+        """
+        of_ranks, of_nodes, more = {**self.rank_failures}, {**self.node_failures}, []
+        for rank, node in ranks.items():
+            of_ranks[rank] = times = of_ranks.get(rank, 0) + 1
+            if node and times > of_nodes.get(node, 0):
+                of_nodes[node] = times
+                more.append(node)
+        return replace(self, rank_failures=of_ranks, node_failures=of_nodes), more
 
     # --- what is done about it --------------------------------------------------------------------------------------
 

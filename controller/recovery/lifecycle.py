@@ -39,8 +39,8 @@ from .orders import (
     next_generation,
     quiesce,
     request_missing,
+    start,
     start_command,
-    start_or_wait,
 )
 from .repair import choose_links, plan_repair, uses_devices, why_not_begin
 from .state import OVER, JobState, Phase
@@ -78,7 +78,7 @@ def _open_generation(state: JobState, rec: do.OpenGeneration) -> Recs:
         next_generation(state, {*replaced, *rec.moved})
         quiesce(state, survivors)
     for rank in sorted(replaced):
-        start_or_wait(state, world.holders[rank])
+        start(state, world.holders[rank], connected=False)
     joining = world.ranks(RankState.STARTING) - state.due.unplaced
     if replaced or not joining:
         await_newcomers(state, some=bool(joining))
@@ -313,7 +313,7 @@ def _rejoin_command(state: JobState, holder: Holder, plan: RepairPlan) -> Rejoin
     return Rejoin(
         rank=holder.rank,
         generation=state.generation,
-        store=state.rendezvous(),
+        store=state.meeting.rendezvous(state.world, state.job.job, state.generation),
         connected=holder.connected and holder.joined_generation == state.generation,
         part=plan.parts[holder.rank],
     )

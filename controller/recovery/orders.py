@@ -45,27 +45,24 @@ def quiesce(state: JobState, survivors: Iterable[Holder]) -> None:
 
 
 def start(state: JobState, holder: Holder, *, connected: bool) -> None:
-    """Have the agent start the next process of a rank (it ends the present one first)."""
+    """Have the agent start the next process of a rank (it ends the present one first).
+
+    Beside others that live (not `connected`) it waits where the rank has no node, or a device whose fault passes.
+    """
+    limits, due = state.policy.deadlines, state.due
+    left = not connected and state.world.nodes[holder.node].state is not NodeState.ACTIVE
+    waits = left or (not connected and limits.device_s > 0 and state.book.passing(holder.node, holder.rank) is not None)
     state.forget(holder.rank)
-    state.due.started(holder.rank)
-    state.world.lose(holder)
+    if waits:
+        end_process(state, holder)
+    else:
+        due.started(holder.rank)
+        state.world.lose(holder)
     holder.incarnation, holder.connected = holder.next_incarnation(), connected
     state.world.take(holder, RankEvent.START_ORDERED)
-    state.send(node_address(holder.node), start_command(state, holder))
-
-
-def start_or_wait(state: JobState, holder: Holder) -> None:
-    """Start the next process of a rank; where it has no node, or a device whose fault passes, wait with that."""
-    limits, due = state.policy.deadlines, state.due
-    left = state.world.nodes[holder.node].state is not NodeState.ACTIVE
-    if not left and (not limits.device_s or state.book.passing(holder.node, holder.rank) is None):
-        start(state, holder, connected=False)
-        return
-    state.forget(holder.rank)
-    end_process(state, holder)
-    holder.incarnation = holder.next_incarnation()
-    state.world.take(holder, RankEvent.START_ORDERED)
-    if left:
+    if not waits:
+        state.send(node_address(holder.node), start_command(state, holder))
+    elif left:
         due.unplaced.add(holder.rank)
         due.incident.setdefault(NODES, state.now + limits.nodes_s)  # however often they are put off
     else:
@@ -83,7 +80,7 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         generation=state.generation,
         restart_count=state.accounts.restarts,
         connected=holder.connected and not early,
-        store=state.rendezvous(),
+        store=state.meeting.rendezvous(state.world, state.job.job, state.generation),
         early=early > 0,
         world_size=state.world.size,
         nodes=state.nodes_needed,

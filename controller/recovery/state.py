@@ -22,7 +22,6 @@ from ...protocol.types import (
     FaultReport,
     JobSpec,
     RankProgress,
-    Rendezvous,
     RepairPlan,
     Rung,
     rank_address,
@@ -372,10 +371,6 @@ class JobState:
     def send(self, receiver: str, body: Command) -> None:
         """Ask for a command to be sent in the present generation."""
         self.turn.actions.append(Send(receiver, body, self.generation))
-
-    def rendezvous(self) -> Rendezvous:
-        """Return where the present generation meets."""
-        return self.meeting.rendezvous(self.world, f"{self.job.job}/{self.generation}")
 
     def why_barred(self, name: str) -> str:
         """Return why a node is not used again by itself, however well it is; empty: nothing speaks against it."""

@@ -375,11 +375,11 @@ class Meeting:
     node: str = ""  # whose store it is; empty: not chosen yet
     failed: bool = False  # ranks could not link up there
 
-    def rendezvous(self, world: World, purpose: str) -> Rendezvous:
+    def rendezvous(self, world: World, job: str, generation: int) -> Rendezvous:
         """Return where the present generation meets: the same for all its members, and in a replay.
 
-        The secret follows from the job's key and the purpose, which names job and generation, so that the machine needs
-        no chance of its own. Where no store is known the answer leads nowhere: the link-up fails, and the ladder takes
+        The secret follows from the job's key, the job and the generation, so that the machine needs no chance of its
+        own. Where no store is known the answer leads nowhere: the link-up fails, and the ladder takes
         the next rung.
         """
         node = world.nodes.get(self.node)
@@ -387,7 +387,7 @@ class Meeting:
             node = world.best_store()
             self.node = node.name if node is not None else ""
         endpoint = node.store if node is not None and node.store is not None else _NOWHERE
-        return Rendezvous(endpoint.host, endpoint.port, self.secret(purpose))
+        return Rendezvous(endpoint.host, endpoint.port, self.secret(f"{job}/{generation}"))
 
     def secret(self, purpose: str) -> str:
         """Return the secret of those who meet for a purpose."""

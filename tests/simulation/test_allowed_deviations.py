@@ -187,7 +187,8 @@ def test_what_a_world_that_was_given_up_still_writes_is_not_asked_of_the_next_on
 ) -> None:
     """Its checkpoint came after the first of the next world had said what it can read; then all were asked again."""
     event, watch = DeadlinePassed(), world.controller_watch.scaling
-    store = world.machine.state.rendezvous()
+    state = world.machine.state
+    store = state.meeting.rendezvous(state.world, state.job.job, state.generation)
     first = StartProcess(0, 0, 0, 9, 9, 1, True, store, world_size=world.setting.size)
     again = first if asked_again else msgspec.structs.replace(first, generation=10)
     watch.handled(event, Phase.STARTING, [Send("node/node0", first, 9)])

@@ -21,6 +21,12 @@ def meet(cluster: FakeCluster) -> Rendezvous:
     return met
 
 
+def place(cluster: FakeCluster) -> Rendezvous:
+    """Where the present generation meets."""
+    state = cluster.machine.state
+    return state.meeting.rendezvous(state.world, state.job.job, state.generation)
+
+
 def fail_to_link_up(cluster: FakeCluster, *ranks: int) -> None:
     """These ranks report it, and the time for a culprit passes."""
     cluster.feed(*(cluster.fault(rank, FaultKind.LINK_UP) for rank in ranks))
@@ -71,7 +77,7 @@ def test_the_choice_holds_for_all_members_of_a_generation(cluster: FakeCluster) 
     """A controller that takes over sends the orders again: to the same place, though link-ups have failed meanwhile."""
     met = meet(cluster)
     cluster.feed(cluster.fault(0, FaultKind.LINK_UP))
-    assert cluster.machine.state.rendezvous() == met
+    assert place(cluster) == met
 
 
 def test_every_generation_and_every_job_has_another_secret(cluster: FakeCluster) -> None:
@@ -80,7 +86,7 @@ def test_every_generation_and_every_job_has_another_secret(cluster: FakeCluster)
     secrets.append(meet(cluster).secret)
     other = FakeCluster(rendezvous_key=KEY[::-1])
     other.start()
-    secrets.append(other.machine.state.rendezvous().secret)
+    secrets.append(place(other).secret)
     assert len({*secrets}) == 3
     assert all(len(secret) == 32 for secret in secrets)
 
@@ -90,7 +96,7 @@ def test_a_replay_comes_to_the_same_secrets() -> None:
     for _ in range(2):
         cluster = FakeCluster(rendezvous_key=KEY)
         cluster.start()
-        met.append(cluster.machine.state.rendezvous())
+        met.append(place(cluster))
     assert met[0] == met[1]
 
 

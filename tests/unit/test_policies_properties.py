@@ -141,7 +141,7 @@ def test_everybody_at_fault_is_mended_replaced_in_place_or_moved_and_nobody_twic
         left = set(ladder.course(facts, decision.rung).leave)
         assert replaced == {*placement.culprits} | {rank for rank, node in NODES.items() if node in left}
         assert replaced.isdisjoint(placement.mended)
-        assert facts.can_create_nodes or len(left) <= len(facts.usable_spares()) + facts.promised_nodes
+        assert facts.can_create_nodes or len(left) <= len(facts.spare_nodes) + facts.promised_nodes
 
 
 @settings(max_examples=60, deadline=None)
