@@ -9,9 +9,8 @@ import msgspec
 
 from ..controller.endpoints.control_requests import ApplyPolicyRequest, PolicyReply, PolicyRequest, Refused
 from ..launch.reached_job import ReachedJob, reached
-from ..policies.changes import changes, may_change, obstacle
 from ..policies.files import load_policy, parse_policy, render
-from ..policies.schema import Policy
+from ..policies.schema import Policy, changes, may_change, obstacle
 from ..policies.yaml_text import read_tree
 from ..protocol.errors import MidstepError, PolicyError
 from ..protocol.plain_yaml import write_yaml

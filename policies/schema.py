@@ -3,10 +3,14 @@
 Each struct is one mapping of the file. Frozen, and closed to unknown keys, so that a typing error is an error
 and not a silent default. Reading and writing files is in `files.py`, the rules between keys are in
 `rules.py`.
+
+Only keys that the controller decides by may change while a job runs: the other ones were given to processes when they
+started, or are known to programs that do not ask the controller.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Literal
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,30 +23,18 @@ from ..protocol.types import CheckpointFormat, IntegrityAction, RepairLinks, Res
 from .fault_codes import CodeRule, LevelName
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
-
 _MOST = 1_000_000_000
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
-
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
-
 HangSeconds = Annotated[float, msgspec.Meta(ge=6, le=_LONGEST_S)]  # a journal that others read may hold it up for 5
-
 Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
-
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
-
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
 PartOf = Annotated[float, msgspec.Meta(gt=0, le=1)]
-
 AgainSeconds = Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)]
-
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
-
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
-
-
 DeviceName = Annotated[str, msgspec.Meta(extra={"names": device_names})]
 CommunicatorName = Annotated[str, msgspec.Meta(extra={"names": communicator_names})]
 
@@ -394,9 +386,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: DeviceName = CPU
     black_box_bytes: BlackBoxBytes = 1 << 20
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own, tried before those of configs/exceptions.yaml
-    retry_unknown_exceptions: bool = (
-        False  # of what fits no pattern, the process is kept, and the step is repeated once
-    )
+    retry_unknown_exceptions: bool = False  # what fits no pattern keeps its process, and the step is repeated once
     out_of_memory: OutOfMemoryAction = OutOfMemoryAction.REPLACE
     rules: tuple[JobRule, ...] = ()  # on values that the script reports, and on lines that ranks print
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
@@ -405,7 +395,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def rung(self, rung: Rung) -> RungPolicy | None:
         """Return the ladder's entry for `rung`, None when the policy does without it."""
-        return entry_for(rung, self.ladder)
+        return next((entry for entry in self.ladder if entry.rung is rung), None)
 
     @property
     def script_writes(self) -> bool:
@@ -413,11 +403,93 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.communicator.name == EXTERNAL
 
 
-def entry_for(rung: Rung, ladder: Iterable[RungPolicy]) -> RungPolicy | None:
-    """Return the entry of `rung` on a ladder, None when the ladder does without it."""
-    return next((entry for entry in ladder if entry.rung is rung), None)
-
-
 def default_policy() -> Policy:
     """Return the policy of a job that names no policy file."""
     return Policy()
+
+
+# --- a policy that changes while a job runs ---------------------------------------------------------------------------
+
+# These keys, and those below them, may change.
+FREE = (
+    "ladder",
+    "incident.max_attempts",
+    "node.failures",
+    "node.window_s",
+    "deadlines",
+    "save_before_reschedule",
+    "sub_health",
+    "slow",
+    "scale.min_interval_s",
+    "faults.in_place_age_s",
+    "node_check.within_s",
+)
+# Those below them that may not: processes go by them.
+FIXED = ("deadlines.orders_s", "deadlines.save_s", "deadlines.stop_grace_s")
+FOR_GOOD = "allow_inject"  # the controller alone goes by it, but what an operator may lift is no limit for operators
+ABSENT = "-"
+
+
+class PolicyChange(msgspec.Struct, frozen=True):
+    """One key whose value differs. `before`, `after`: as JSON; `-`: it is not there."""
+
+    key: str
+    before: str
+    after: str
+
+    @property
+    def text(self) -> str:
+        """Say it in one line."""
+        return f"{self.key}: {self.before} -> {self.after}"
+
+
+def changes(before: Policy, after: Policy) -> tuple[PolicyChange, ...]:
+    """Return every key in which two policies differ."""
+    one, other = dict(_leaves(msgspec.to_builtins(before))), dict(_leaves(msgspec.to_builtins(after)))
+    keys = [*one, *(key for key in other if key not in one)]
+    return tuple(
+        PolicyChange(key, one.get(key, ABSENT), other.get(key, ABSENT))
+        for key in keys
+        if one.get(key) != other.get(key)
+    )
+
+
+def may_change(key: str) -> bool:
+    """Tell whether a key may change while a job runs."""
+    if key in FIXED:
+        return False
+    words = key.split(".")
+    if words[0] == "roles":  # the ladder of a role, and not which ranks it has
+        return len(words) > 3 and words[2] == "ladder"
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def obstacle(found: tuple[PolicyChange, ...]) -> str | None:
+    """Say why these changes cannot be made while the job runs, by key; None: they can."""
+    if not found:
+        return "it is the policy that is in force: nothing differs"
+    fixed = [change.key for change in found if not may_change(change.key)]
+    if not fixed:
+        return None
+    they = "it" if len(fixed) == 1 else "them"
+    because = f"since processes that run go by {they}"
+    if fixed == [FOR_GOOD]:
+        because = "since it holds from the start of a job to its end"
+    return (
+        f"{', '.join(fixed)} cannot change while the job runs, {because}: start the job again with the new policy, or "
+        f"leave {they} as before"
+    )
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key with its value as JSON."""
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from _leaves(each, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple) and value and all(isinstance(each, dict) and "rung" in each for each in value):
+        for entry in value:
+            yield from _leaves(
+                {name: each for name, each in entry.items() if name != "rung"}, f"{path}.{entry['rung']}"
+            )
+    else:
+        yield path, json.dumps(value)

@@ -15,7 +15,7 @@ from ..protocol.types import Rung
 from .code_files import with_codes_spelled_out
 from .reading import Problem, problems_of
 from .rules import ROLE_NAME, broken_rules
-from .schema import Budget, Count, CountOrZero, Policy, RungPolicy, entry_for
+from .schema import Budget, Count, CountOrZero, Policy, RungPolicy
 from .yaml_text import read_tree, refuse
 
 STOP_ONLY = (RungPolicy(Rung.STOP),)
@@ -115,7 +115,7 @@ def parse_roles(text: str, source: str) -> JobOfRoles:
     file = msgspec.convert({"roles": roles, "until": tree.get("until", [])}, RolesFile)
     planned = {name: _planned(name, role, merged(common, own.get(name, {}))) for name, role in file.roles.items()}
     refuse(_rules_between(file) + _broken(_converted(common), planned), source)
-    restart = entry_for(Rung.RESCHEDULE_JOB, _converted(common).ladder)
+    restart = _converted(common).rung(Rung.RESCHEDULE_JOB)
     return JobOfRoles(
         tuple(planned.values()), file.until or tuple(file.roles), None if restart is None else restart.budget
     )
@@ -174,7 +174,7 @@ def _converted(tree: Mapping[str, Any]) -> Policy:
 def _planned(name: str, role: ScriptedRole, tree: Mapping[str, Any]) -> PlannedRole:
     """Return a role with its policy. The job that `reschedule_job` is about are all roles, so it is none of its own."""
     ladder = STOP_ONLY if role.ladder is None else role.ladder
-    restart = entry_for(Rung.RESCHEDULE_JOB, ladder)
+    restart = next((entry for entry in ladder if entry.rung is Rung.RESCHEDULE_JOB), None)
     failover = UNLIMITED if role.ladder is None else None if restart is None else restart.budget
     own = tuple(entry for entry in ladder if entry is not restart)
     return PlannedRole(name, role, msgspec.structs.replace(_converted(tree), ladder=own), failover)

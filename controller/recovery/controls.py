@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...policies.changes import changes, obstacle
 from ...policies.ladder import Ladder
+from ...policies.schema import changes, obstacle
 from ...protocol import controls as c
 from ...protocol.messages import Quiesce
 from ...protocol.types import (

@@ -25,8 +25,7 @@ from midstep.controller.recovery.events import ControlAnswered, ControllerStarte
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
 from midstep.controller.switchover import Switchover
-from midstep.policies.changes import changes, obstacle
-from midstep.policies.schema import Policy
+from midstep.policies.schema import Policy, changes, obstacle
 from midstep.protocol import controls as c
 from midstep.protocol.identities import Role
 from midstep.protocol.incidents import Outcome

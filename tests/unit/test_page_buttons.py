@@ -5,8 +5,7 @@ import pytest
 from midstep.cli.page.buttons import InForce, Press, WrongPress, request_of
 from midstep.cli.page.sections import Looked, SectionWriter
 from midstep.controller.endpoints.control_requests import ApplyPolicyRequest
-from midstep.policies.changes import changes
-from midstep.policies.schema import Policy, RungPolicy
+from midstep.policies.schema import Policy, RungPolicy, changes
 from midstep.protocol.identities import Role
 from midstep.protocol.types import Rung
 

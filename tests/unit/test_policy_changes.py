@@ -9,10 +9,9 @@ from midstep.controller.endpoints.control_requests import ApplyPolicyRequest, Re
 from midstep.controller.endpoints.request_handler import RequestHandler
 from midstep.controller.recovery.events import ControlAnswered, PolicyApplied
 from midstep.controller.switchover import Switchover
-from midstep.policies.changes import changes, may_change, obstacle
 from midstep.policies.files import parse_policy, render
 from midstep.policies.rules import job_settings
-from midstep.policies.schema import Policy
+from midstep.policies.schema import Policy, changes, may_change, obstacle
 from midstep.policies.yaml_text import read_tree
 from midstep.protocol.controls import Asked
 from midstep.protocol.plain_yaml import write_yaml
