@@ -1,28 +1,42 @@
-"""TOPIC: from a fault to a rung: collect the facts, ask the ladder, carry out its answer.
+"""TOPIC: what is done: by the ladder about a fault, or as a rule of the job's owner says.
 
-A decision is made whenever an incident begins or takes a turn: for a new fault, a deadline that was missed, or a rung
-that failed. Ranks that fail while the attempt under way still gathers all ranks widen it; ranks that it has replaced
-already, and rungs that have failed, call for another attempt.
+*The ladder.* A decision is made whenever an incident begins or takes a turn: for a new fault, a deadline that was
+missed, or a rung that failed. The facts are collected, the ladder is asked, its answer is carried out. Ranks that fail
+while the attempt under way still gathers all ranks widen it; ranks that it has replaced already, and rungs that have
+failed, call for another attempt.
+
+*Rules.* They are about what the script reports, and lines that ranks print. A broken one has the step repeated, or a
+batch left out. All ranks say at the commit barrier that a value breaks a rule, before any has applied the update, and
+stop; of a line an agent tells. No rank is at fault, and the ladder is not asked: what the rule says is done, in a
+generation of its own, in which every process lives on. It is an incident in the record. What the next repair has to
+leave out stands until the step is committed, so that a fault on the way, or another controller, changes nothing about
+it: the plan of each attempt says it again. Each rank hands its local state of the next step to its buddy before the
+barrier. So each one's position behind the batches is known wherever its state is, and lost ranks go on there as the
+others do.
 """
 
 from collections.abc import Iterator
 
-import msgspec
+from msgspec.structs import replace
 
 from ...policies.budgets import WORLD_RESTARTS, Facts, FailedRung
 from ...policies.fault_codes import Treatment, closed_text
 from ...policies.ladder import Choice
+from ...protocol.rules import DO_NOT_REQUEUE, OUT_OF_MEMORY, JobRule, RuleAction, RuleTally, StandingRule
 from ...protocol.types import DETECTOR_PREFIX, Decision, FaultReport, RestoreSource, Rung
+from ...protocol.wording import count
 from . import topic as do
 from .incident import OpenIncident, Verdict
 from .orders import leave_node, replace_node
-from .state import JobState, Phase, Reschedule, Resize, Result
+from .state import OVER, JobState, Phase, Reschedule, Resize, Result
 from .topic import Recs, Topic
 from .world import NodeState
 
 # What keeps a node in use from getting new processes.
 _CLOSED = frozenset({Treatment.LEAVE, Treatment.CLOSE})
 _RESTART = frozenset({Treatment.RESTART})
+# All ranks are trained, or are on their way to barrier one, at which the repair is planned.
+_HEARD = frozenset({Phase.RUNNING, Phase.PAUSING, Phase.SUSPECTING, Phase.RESUMING, Phase.QUIESCING, Phase.FINISHING})
 
 
 def _rung_failed(state: JobState, rec: do.RungFailed) -> Recs:
@@ -47,22 +61,6 @@ def _stop_now(state: JobState, rec: do.StopNow) -> Recs:
         return [do.GiveUpChange("the job stops"), rec]
     state.decided(Decision(Rung.STOP, rec.reason))
     return [do.SaveFirst(Result(rec.exit_code, rec.reason))]
-
-
-def _repeat_as_ruled(state: JobState, rec: do.RepeatAsRuled) -> Recs:
-    """Repeat a step for a rule: no rank is at fault, so the ladder is not asked, and no budget is charged."""
-    if state.planned.current is not None:
-        return [do.GiveUpChange("a rule of the policy is broken"), rec]
-    state.remember(rec.report)
-    state.decided(rec.decision)
-    if rec.trusted_step is not None:
-        state.incident = state.incident.doubt(rec.trusted_step)
-    if not rec.opens:
-        return None
-    state.clocks.forget()
-    state.incident = state.incident.suspect_only()
-    state.begin_attempt()
-    return [do.OpenGeneration()]
 
 
 def _decide(state: JobState, rec: do.Decide) -> Recs:
@@ -108,7 +106,7 @@ def _choose(state: JobState) -> Choice:
         if name not in facts.closed
     }
     if going and facts.spare_nodes:
-        choice = state.ladder.choose(msgspec.structs.replace(facts, closed={**facts.closed, **going}))
+        choice = state.ladder.choose(replace(facts, closed={**facts.closed, **going}))
         if choice.decision.rung is Rung.RECOVER:
             return choice
     return state.ladder.choose(facts)
@@ -207,6 +205,128 @@ def _replace_lost(state: JobState, leave: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in leave if name not in gone)
 
 
+# --- rules on values and lines ----------------------------------------------------------------------------------------
+
+
+def _rule_broken(state: JobState, rec: do.RuleBroken) -> Recs:
+    """Do what a broken rule asks for: once, however many ranks say so."""
+    report = rec.report
+    rule = next((each for each in (OUT_OF_MEMORY, *state.policy.rules) if each.name == report.code), None)
+    step, standing = report.trusted_step, state.rules.standing
+    ends = rule is not None and rule.line is not None and rule.then is RuleAction.STOP  # at any time
+    if rule is None or step is None or state.phase in OVER or not (ends or state.phase in _HEARD):
+        state.ignore("broken rule that is not known" if rule is None else f"broken rule while {state.phase}")
+        return None
+    if rule.then is RuleAction.REPORT:
+        _count(state, rule, report, step)
+        state.say(f"rule {rule.name}: {report.detail}, at step {step}, on rank {report.rank}")
+        return None
+    if ends:
+        _count(state, rule, report, step)
+        return _act(state, rule, report, step, opens=False)
+    known = standing is not None and standing.generation >= report.generation
+    overtaken = report.generation < state.generation
+    if known and report.detail and state.history.open is not None:
+        state.remember(report)  # the rank whose value it is speaks after another one
+        _count(state, rule, report, step, times=0)
+        return None
+    if known or (overtaken and state.phase is not Phase.QUIESCING):
+        state.ignore("broken rule of a step that is repeated already")
+        return None
+    _count(state, rule, report, step)
+    return _act(state, rule, report, step, opens=not overtaken)
+
+
+def _act(state: JobState, rule: JobRule, report: FaultReport, step: int, *, opens: bool) -> Recs:
+    """Have the next repair do it; `opens`: in a generation that begins now, as no fault has opened one."""
+    what, times = _asked_for(state, rule, step)
+    text = f"rule {rule.name} on {rule.subject} is broken at step {step}"
+    if rule is OUT_OF_MEMORY:
+        text = f"a rank is out of memory at step {step}"
+    if rule.then is RuleAction.STOP or times > rule.at_most:
+        state.remember(report)
+        enough = (
+            "" if rule.then is RuleAction.STOP else f", as it is after {count(times - 1, 'time')} in a row of: {what}"
+        )
+        return [do.StopNow(f"{text}{enough}", DO_NOT_REQUEUE)]
+    before = state.rules.standing
+    if before is None or before.step != step:
+        before = StandingRule(step, report.generation)
+    stands, rolled_back, trusted = (
+        replace(before, generation=report.generation),
+        state.rules.rolled_back,
+        None,
+    )
+    if rule.then is RuleAction.REPEAT_STEP:
+        stands = replace(stands, repeats=times)
+    elif rule.then is RuleAction.SKIP_BATCH:
+        stands = replace(stands, skips=times, unfinished=rule is OUT_OF_MEMORY)
+    else:
+        stands, rolled_back, trusted = (
+            replace(stands, back=times),
+            (step, times),
+            max(0, step - rule.steps),
+        )
+    state.rules = replace(state.rules, standing=stands, rolled_back=rolled_back)
+    return [do.RepeatAsRuled(report, Decision(Rung.RETRY_STEP, f"{text}: {what}"), trusted, opens)]
+
+
+def _repeat_as_ruled(state: JobState, rec: do.RepeatAsRuled) -> Recs:
+    """Repeat a step for a rule: no rank is at fault, so the ladder is not asked, and no budget is charged."""
+    if state.planned.current is not None:
+        return [do.GiveUpChange("a rule of the policy is broken"), rec]
+    state.remember(rec.report)
+    state.decided(rec.decision)
+    if rec.trusted_step is not None:
+        state.incident = state.incident.doubt(rec.trusted_step)
+    if not rec.opens:
+        return None
+    state.clocks.forget()
+    state.incident = state.incident.suspect_only()
+    state.begin_attempt()
+    return [do.OpenGeneration()]
+
+
+def _asked_for(state: JobState, rule: JobRule, step: int) -> tuple[str, int]:
+    """Return what a rule asks for in words, and how often in a row that is by now."""
+    standing = state.rules.standing
+    same = standing if standing is not None and standing.step == step else None
+    if rule.line is not None:  # it may come again in the next step, as what was repeated was not to blame
+        return "the step is repeated", state.rules.tallies[rule.name].row
+    if rule.then is RuleAction.REPEAT_STEP:
+        return "the step is repeated", 1 + (same.repeats if same else 0)
+    if rule.then is RuleAction.SKIP_BATCH:
+        return "its batch is left out on all ranks", 1 + (same.skips if same else 0)
+    since, times = state.rules.rolled_back
+    again = times if 0 < step <= since else 0  # training has not come further than where it went back from
+    return f"all go back {count(rule.steps, 'step')} at least, and leave out the data since then", 1 + again
+
+
+def _count(state: JobState, rule: JobRule, report: FaultReport, step: int, *, times: int = 1) -> None:
+    before = state.rules.tallies.get(rule.name)
+    row = times + (before.row if before and before.step <= step <= before.step + 1 else 0)
+    tally = RuleTally(times + (before.times if before else 0), step, state.now, report.detail, rule.then, row)
+    state.rules = replace(state.rules, tallies={**state.rules.tallies, rule.name: tally})
+
+
+def _cannot_go_back(state: JobState, rec: do.CannotGoBack) -> Recs:
+    return [do.StopNow(f"a rule has all ranks go back, and there is nothing to go back to: {rec.why}", DO_NOT_REQUEUE)]
+
+
+def _step_repeated(state: JobState, rec: do.StepRepeated) -> Recs:
+    state.rules = state.rules.committed(rec.step)
+    return None
+
+
+def _nothing_left_out(state: JobState, _: do.NothingLeftOut) -> Recs:
+    if state.rules.standing is not None:
+        state.rules = replace(state.rules, standing=replace(state.rules.standing, skips=0, back=0))
+    return None
+
+
+# --- the topic --------------------------------------------------------------------------------------------------------
+
+
 def _contradictions(state: JobState) -> Iterator[str]:
     if state.phase is Phase.RUNNING and state.incident != OpenIncident():
         yield f"the job is running, and something is wrong: {state.incident}"
@@ -220,7 +340,11 @@ DECISION = Topic(
         do.Decide: _decide,
         do.RungFailed: _rung_failed,
         do.StopNow: _stop_now,
+        do.RuleBroken: _rule_broken,
         do.RepeatAsRuled: _repeat_as_ruled,
+        do.CannotGoBack: _cannot_go_back,
+        do.StepRepeated: _step_repeated,
+        do.NothingLeftOut: _nothing_left_out,
     },
     contradictions=_contradictions,
 )

@@ -4,17 +4,29 @@ They enter the fault book. One that stands where no rank can be hurt keeps its n
 nothing is only noted; one that has recovered may free a node, or let a process start that waited for its device. What
 is left is a fault of a rank or of a node in use, and is taken as any other (`blame.py`). Faults that came while there
 was no world are taken up as soon as there is one again.
+
+*Wrong ranks.* The ranks vote among themselves and say who is to blame (`processor/votes.py`). One that was wrong once
+may have met a stray particle, and mends itself as any other that can. So each time is a strike against the rank on its
+node. With the policy's number of strikes within its window, what the rank computes on is taken for broken: it is moved,
+and the node is left, where a spare is there to move to.
+
+*Slow nodes.* The controller finds them from what it hears of each rank's own time (`controller/slow_ranks.py`). Such a
+node is shown, or drained as one that a detector calls not well. Each drain is one of few within a time, whatever
+becomes of it: where it is not the node that is slow, the ranks would wander from one to the next. A slow data loader is
+slow on another node, too: it is only shown.
 """
 
 import math
 
 import msgspec
 
+from ...policies.budgets import NodeFailure, WrongVote
 from ...policies.fault_codes import TREATMENTS, Treatment, asks_to_leave
-from ...policies.schema import SubHealthAction
+from ...policies.schema import SlowAction, SubHealthAction
+from ...protocol.faults import EACH_TIME
 from ...protocol.messages import FaultReported
 from ...protocol.rules import DO_NOT_REQUEUE
-from ...protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel, FaultReport
+from ...protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel, FaultReport, IntegrityAction
 from ...protocol.wording import faults_text, one_line
 from . import topic as do
 from .orders import settle
@@ -22,18 +34,21 @@ from .state import OVER, JobState, Phase
 from .topic import ALIVE, Deadline, Recs, Row, Topic
 from .world import NodeState
 
+MOST_STRIKES = 1000  # of a job that are remembered: the oldest goes
+
 
 def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
     report = event.report
-    if report.kind in {FaultKind.ODD_COPY, FaultKind.WRONG_GRADIENT}:
-        return [do.CountWrong(report)]
     if report.kind is FaultKind.RULE:  # nothing is at fault
         return [do.RuleBroken(report)]
     if report.kind is FaultKind.REFUSED:
         return _refused(state, report)
-    if report.kind in {FaultKind.SLOW, FaultKind.SLOW_INPUT} and report.seen_by == CONTROLLER:
-        return [do.JudgeSlowness(report)]
-    return _sort_out(state, do.SortOut(report))
+    judged: FaultReport | None = report
+    if report.kind in {FaultKind.ODD_COPY, FaultKind.WRONG_GRADIENT}:
+        judged = _wrong(state, report)
+    elif report.kind in {FaultKind.SLOW, FaultKind.SLOW_INPUT} and report.seen_by == CONTROLLER:
+        judged = _slow(state, report)
+    return None if judged is None else _sort_out(state, do.SortOut(judged))
 
 
 def _refused(state: JobState, report: FaultReport) -> Recs:
@@ -128,6 +143,73 @@ def _recovered(state: JobState, report: FaultReport) -> Recs:
     settle(state, node)
     recs = [] if node is None else [do.WellAgain(node)]
     return [*recs, *([do.StartIfPossible()] if state.phase is Phase.WAITING else []), do.ReleaseHeld()]
+
+
+# --- ranks that were wrong, and slow nodes ----------------------------------------------------------------------------
+
+
+def _wrong(state: JobState, report: FaultReport) -> FaultReport | None:
+    """Count that a rank was wrong; return what is to be sorted out: that it is moved if that was once too often."""
+    policy = state.policy.integrity
+    holder = None if report.rank is None else state.world.holder(report.rank)
+    if report.assertion is Assertion.RECOVER:
+        return report
+    if holder is None or report.incarnation != holder.incarnation:
+        state.ignore("wrong vote of an earlier process")
+        return None
+    strikes = _times_wrong(state, holder.rank, holder.node)
+    if report.code == EACH_TIME:  # it has had its second chance in the step itself
+        strikes = max(strikes, policy.strikes)
+    text = f"{report.detail}; strike {strikes} of {policy.strikes} on node {holder.node}"
+    if policy.then is IntegrityAction.REPORT or strikes < policy.strikes:
+        return msgspec.structs.replace(report, detail=text)
+    if not state.world.spares():
+        return msgspec.structs.replace(report, detail=f"{text}, and no spare node is there")
+    accounts = state.accounts
+    accounts.strikes = [each for each in accounts.strikes if each.node != holder.node]
+    return _of_broken(report, f"{text}: the node is left")
+
+
+def _times_wrong(state: JobState, rank: int, node: str) -> int:
+    """Enter one more, and return how many the rank has on its node within the window."""
+    since_s = state.now - state.policy.integrity.window_s
+    fresh = [each for each in state.accounts.strikes if each.at_s > since_s]
+    strikes = [*fresh, WrongVote(rank, node, state.now)][-MOST_STRIKES:]
+    state.accounts.strikes = strikes
+    return sum((each.rank, each.node) == (rank, node) for each in strikes)
+
+
+def _of_broken(report: FaultReport, detail: str) -> FaultReport:
+    """Return the report as one of what the rank computes on: no process may be there, and its own cannot mend it."""
+    return msgspec.structs.replace(
+        report,
+        detail=detail,
+        level=FaultLevel.SEPARATE_NPU,
+        mendable=False,
+        code=None,
+        fault_id=f"strikes of rank {report.rank}",
+        assertion=Assertion.OCCUR,
+    )
+
+
+def _slow(state: JobState, report: FaultReport) -> FaultReport | None:
+    """Say what is done about a node that computes more slowly than others, or does so no more, by a level."""
+    slow, level = state.policy.slow, FaultLevel.NOT_HANDLE
+    if report.assertion is Assertion.RECOVER:
+        return msgspec.structs.replace(report, level=level)
+    if any(report.fault_id == fault.report.fault_id for fault in state.book.standing()):
+        state.ignore("slow node that is known")
+        return None
+    detail, node = report.detail, report.node or ""
+    if report.kind is FaultKind.SLOW and slow.then is SlowAction.DRAIN:
+        past = [each for each in state.accounts.slow if state.now - each.at_s < slow.window_s]
+        if len(past) < slow.nodes:
+            level = FaultLevel.SUB_HEALTH
+            state.accounts.slow = [*past, NodeFailure(node, state.now)]
+        else:
+            detail += f"; it stays, as slow.nodes within {slow.window_s:g} s is {slow.nodes}"
+    state.say(f"node {node}: {detail}")
+    return msgspec.structs.replace(report, level=level, detail=detail)
 
 
 # --- faults that came while there was no world ------------------------------------------------------------------------

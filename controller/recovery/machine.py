@@ -32,17 +32,15 @@ controller that takes over; what may never be true of it. A topic changes its ow
 returns recommendations. Below the topics are the facts, and the verbs that send a command for each change
 (`orders.py`).
 
-    integrity   strikes of ranks that were wrong in a vote on what all hold
-    slowness    nodes whose ranks compute more slowly than others, and how many are drained for it
-    hardware    faults of devices and nodes: the book, and whether a rank is hurt
+    hardware    faults of devices and nodes: the book, and whether a rank is hurt; strikes of ranks that were wrong in
+                a vote, and nodes whose ranks compute more slowly than others
     nodes       nodes that come, go, are promised and checked; the platform; operators' injuries
-    decision    facts, ladder, rung, attempt, cost
+    decision    facts, ladder, rung, attempt, cost; what rules on reported values ask for
     blame       suspicion, step clocks, struck memory, who is at fault
     planned     nodes that are drained, between two steps
     boundary    the step between which and the next all ranks stop for a planned change
     lifecycle   generations, both barriers, resume, finish
     saving      the emergency checkpoint, stop, end
-    rules       what the policy's rules on reported values ask for: repeats, batches left out, ways back
     controls    what operators have a job do: pause, save, restart a rank, forbid a rung
     start       every process starts: first, again, in another size; growth; newcomers that are waited for
     spares      spares that are asked for, and what they build ahead
@@ -92,13 +90,10 @@ from .decision import DECISION
 from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fault_book import FaultBook
 from .hardware import HARDWARE
-from .integrity import INTEGRITY
 from .lifecycle import LIFECYCLE
 from .nodes import NODES
 from .planned_change import PLANNED
-from .rules import RULES
 from .saving import SAVING
-from .slowness import SLOWNESS
 from .spares import SPARES
 from .start import START, wait_for_nodes
 from .state import Arrivals, JobState, Phase
@@ -107,15 +102,12 @@ from .world import NOT_STOPPED, REACHABLE, Meeting, Node, NodeState, World
 
 TOPICS = (
     HARDWARE,
-    INTEGRITY,
-    SLOWNESS,
     NODES,
     DECISION,
     BLAME,
     BOUNDARY,
     PLANNED,
     CONTROLS,
-    RULES,
     START,
     LIFECYCLE,
     SAVING,

@@ -34,18 +34,6 @@ class SortOut(Recommendation, frozen=True):
     report: FaultReport
 
 
-class CountWrong(Recommendation, frozen=True):
-    """A rank was wrong in a vote: count that, and have the fault sorted out."""
-
-    report: FaultReport
-
-
-class JudgeSlowness(Recommendation, frozen=True):
-    """The ranks of a node compute more slowly than others, or do so no more: say what is to be done about it."""
-
-    report: FaultReport
-
-
 class TakeFault(Recommendation, frozen=True):
     """Something is wrong with a rank or node as it is now: drop it as stale, suspect, or blame."""
 

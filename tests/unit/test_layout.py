@@ -207,8 +207,6 @@ SMALL_FILE_LINES = 80
 # Files that one other file imports, and that are short all the same: each with its reason.
 SMALL_FILES = {
     "adapters/fsdp/shards.py": "the state of an optimizer, apart from that of the parameters",
-    "controller/recovery/integrity.py": "a topic of the machine, which has a file for each",
-    "controller/recovery/slowness.py": "a topic of the machine, which has a file for each",
     "devices/npu_symbols.py": "a list, which others than the doctor read in the docs",
 }
 NOUN_CLAUSES = re.compile(r"(What|Who|That|Of|Whether|Which)\b")  # no docstring begins so: it has a subject and a verb
