@@ -88,7 +88,7 @@ from .boundary import BOUNDARY
 from .controls import CONTROLS, applied_number, put_in_force
 from .decision import DECISION
 from .events import Action, ControllerStarted, DeadlinePassed, Event
-from .fault_book import FaultBook
+from .fitness import FaultBook
 from .hardware import HARDWARE
 from .lifecycle import LIFECYCLE
 from .nodes import NODES

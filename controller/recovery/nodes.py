@@ -27,7 +27,7 @@ from ...protocol.types import (
 )
 from . import topic as do
 from .events import HoldEnded, InjectRequested, KillNodeRequested, NodeReturned
-from .node_checks import Check
+from .fitness import Check
 from .orders import request_missing, request_node, settle
 from .state import OVER, JobState, Phase
 from .topic import ALIVE, Owed, Recs, Row, Topic

@@ -27,9 +27,8 @@ from ...protocol.types import (
     rank_address,
 )
 from .events import Action, ControlAnswered, Finish, Forget, Log, PolicyApplied, Send
-from .fault_book import UNFIT, FaultBook
+from .fitness import UNFIT, FaultBook, NodeChecks
 from .incident import Attempt, History, OpenIncident
-from .node_checks import NodeChecks
 from .world import PARKED, Meeting, RankState, World
 
 

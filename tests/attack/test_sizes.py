@@ -17,7 +17,7 @@ from midstep.cli.views.status_view import status_view
 from midstep.controller.endpoints import local_sockets as control_socket
 from midstep.controller.endpoints.control_requests import StatusReply, StatusRequest
 from midstep.controller.endpoints.request_handler import Abridger, RequestHandler
-from midstep.controller.recovery.fault_book import MAX_OF_ONE, FaultBook
+from midstep.controller.recovery.fitness import MAX_OF_ONE, FaultBook
 from midstep.controller.switchover import Switchover
 from midstep.policies.fault_codes import Treatment
 from midstep.policies.rules import job_settings

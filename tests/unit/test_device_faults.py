@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from midstep.controller.recovery.events import DeadlinePassed
-from midstep.controller.recovery.fault_book import FaultBook
+from midstep.controller.recovery.fitness import FaultBook
 from midstep.controller.recovery.state import Phase
 from midstep.policies.schema import TooOften
 from midstep.protocol.messages import FaultReported, NodeLost, Quiesce, StartProcess, StopProcess

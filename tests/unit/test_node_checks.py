@@ -8,7 +8,7 @@ import pytest
 from midstep.agent.channel import CheckOrder
 from midstep.agent.node_check import measure
 from midstep.controller.recovery.events import ControllerStarted
-from midstep.controller.recovery.node_checks import NodeChecks
+from midstep.controller.recovery.fitness import NodeChecks
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
 from midstep.policies.schema import NodeCheckPolicy, Policy

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import midstep
-from midstep.controller.recovery import fault_book, incident, node_checks, state, world
+from midstep.controller.recovery import fitness, incident, state, world
 from midstep.controller.recovery.events import ControllerStarted
 from midstep.controller.recovery.machine import TOPICS, RecoveryMachine
 from midstep.controller.recovery.state import JobState, Phase
@@ -22,7 +22,7 @@ RECORDS = {
     "holder": "Holder", "holders[rank]": "Holder", "node": "Node", "nodes[name]": "Node", "meeting": "Meeting",
     "world": "World", "history": "History", "book": "FaultBook", "checks": "NodeChecks",
 }  # fmt: skip
-OWN = {fault_book, incident, node_checks, state, world}
+OWN = {fitness, incident, state, world}
 FIELDS = {
     f"{name}.{each.name}"
     for name in RECORDS.values()
