@@ -17,7 +17,7 @@ from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
 from .framework import Expectant, Informed, Rescalable
-from .rank_actions import NOTHING, ReceivedBytes
+from .rank_loop import NOTHING, ReceivedBytes
 from .step_order import STORED
 from .transfer import EarlyTransfers, adopt, run_transfers
 

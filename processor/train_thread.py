@@ -21,7 +21,7 @@ from ..protocol.rank_logs import show_once
 from ..protocol.rules import OUT_OF_MEMORY, JobRule, RuleAction
 from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import exceptions
-from . import rank_actions as act
+from . import rank_loop as act
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
@@ -30,8 +30,7 @@ from .gathered import Together
 from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
 from .local_state import LocalState
-from .rank_actions import Action, Actions, Ended
-from .rank_loop import RankLoop
+from .rank_loop import Action, Actions, Ended, RankLoop
 from .recovery_phases import RecoveryPhases
 from .replays import Replays
 from .rules import Breach, Judge, worst

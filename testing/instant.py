@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..processor import rank_actions as act
-from ..processor.rank_actions import Action, Ended
+from ..processor import rank_loop as act
+from ..processor.rank_loop import Action, Ended
 from ..processor.session import Order
 from ..protocol import messages as m
 from ..protocol.errors import Interrupted, MidstepError

@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..processor.rank_actions import Action, Actions
-from ..processor.rank_loop import RankLoop
+from ..processor.rank_loop import Action, Actions, RankLoop
 from ..processor.session import Session
 from ..processor.step_order import StepOrder, StepState
 from ..protocol import messages as m

@@ -7,6 +7,7 @@ cannot bring. Operators may have a node killed, or a fault injected.
 
 from collections.abc import Iterator
 
+from ...policies.budgets import failures_by_node, worn_out
 from ...policies.fault_codes import Treatment
 from ...protocol import messages as m
 from ...protocol.environment import visible_devices
@@ -52,7 +53,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
     node, is_new = world.nodes.get(event.node), False
     if node is None or (node.state in {NodeState.LOST, NodeState.REQUESTED} and not node.given_back):
         node = world.add_node(event.node, NodeState.SPARE, event.failure_domain, late=state.generation > 0)
-        node.note = state.why_barred(event.node)
+        node.note = _why_barred(state, event.node)
         if node.note:
             node.state = NodeState.ISOLATED
         recs.append(do.NodeCame())
@@ -73,6 +74,12 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
         if not is_early and _is_stale(state, event.node, process):
             state.send(node_address(event.node), m.StopProcess(process.rank, process.incarnation, grace_s=0.0))
     return [*recs, do.StartIfPossible()] if state.phase is Phase.WAITING else recs
+
+
+def _why_barred(state: JobState, name: str) -> str:
+    """Return why a node is not used again by itself, however well it is; empty: nothing speaks against it."""
+    failures = failures_by_node(state.accounts.node_failures, state.policy.node, state.now)
+    return worn_out(name, failures[name], state.policy.node) or ""
 
 
 def _on_joined_too_late(state: JobState, event: m.NodeJoined) -> Recs:
@@ -267,7 +274,7 @@ def _check(state: JobState, name: str) -> None:
 
 def _use_again(state: JobState, rec: do.UseAgain) -> Recs:
     """A node that was left is well again: it is a spare, if nothing else bars it. An operator may have it so anyhow."""
-    node, barred = state.world.nodes[rec.node], "" if rec.asked else state.why_barred(rec.node)
+    node, barred = state.world.nodes[rec.node], "" if rec.asked else _why_barred(state, rec.node)
     node.state, node.note = NodeState.ISOLATED if barred else NodeState.SPARE, barred
     if barred:
         return None

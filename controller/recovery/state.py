@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.budgets import NodeFailure, Spent, WrongVote, failures_by_node, worn_out
+from ...policies.budgets import NodeFailure, Spent, WrongVote
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol.compat import StrEnum
@@ -370,11 +370,6 @@ class JobState:
     def send(self, receiver: str, body: Command) -> None:
         """Ask for a command to be sent in the present generation."""
         self.turn.actions.append(Send(receiver, body, self.generation))
-
-    def why_barred(self, name: str) -> str:
-        """Return why a node is not used again by itself, however well it is; empty: nothing speaks against it."""
-        failures = failures_by_node(self.accounts.node_failures, self.policy.node, self.now)
-        return worn_out(name, failures[name], self.policy.node) or ""
 
     def is_unfit(self, name: str) -> bool:
         """Return whether a node without ranks may not be chosen now: a fault stands, or its check has not ended."""

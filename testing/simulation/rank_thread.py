@@ -6,9 +6,9 @@ Rebuild, repair and rollback move state between ranks, and some of it is lost on
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...processor import rank_actions as act
+from ...processor import rank_loop as act
 from ...processor.exceptions import fault_in_recovery
-from ...processor.rank_actions import NOTHING, Action, Ended, ReceivedBytes
+from ...processor.rank_loop import NOTHING, Action, Ended, ReceivedBytes
 from ...processor.session import Order
 from ...protocol.errors import (
     CheckpointError,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...processor.exceptions import Finding, Reaction, reaction
-from ...processor.rank_actions import Ended
+from ...processor.rank_loop import Ended
 from ...processor.step_order import Act
 from ...protocol.errors import CommunicatorError, CommunicatorFailed, Interrupted, MidstepError
 from ...protocol.messages import StepCommitted

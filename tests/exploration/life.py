@@ -8,10 +8,9 @@ from collections.abc import Generator
 from contextlib import nullcontext
 from typing import Any, Final
 
-from midstep.processor import rank_actions as act
+from midstep.processor import rank_loop as act
 from midstep.processor.exceptions import fault_in_recovery
-from midstep.processor.rank_actions import Action, Ended
-from midstep.processor.rank_loop import RankLoop
+from midstep.processor.rank_loop import Action, Ended, RankLoop
 from midstep.processor.session import Session
 from midstep.processor.step_order import Act, StepOrder, StepState
 from midstep.protocol.errors import CommunicatorAborted, Interrupted, LinkUpFailed, MidstepError

@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "drop the gradients at the broken barrier",
         "midstep.processor.rank_loop",
-        "(yield act.Inspect()))  # and nothing is dropped",
-        "(yield act.Clean()))  # and nothing is dropped",
+        "(yield Inspect()))  # and nothing is dropped",
+        "(yield Clean()))  # and nothing is dropped",
     ),
     Mutant(
         "be ready though the way back has failed",
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "clean nothing",
         "midstep.processor.rank_loop",
-        "        self._step_state.mark_corrupted((yield act.Clean()))\n",
-        "        yield act.Inspect()\n",
+        "        self._step_state.mark_corrupted((yield Clean()))\n",
+        "        yield Inspect()\n",
     ),
 )

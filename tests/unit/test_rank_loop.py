@@ -6,9 +6,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from midstep.processor import rank_actions as act
-from midstep.processor.rank_actions import Action, Actions, Ended
-from midstep.processor.rank_loop import GIVEN_UP, RankLoop
+from midstep.processor import rank_loop as act
+from midstep.processor.rank_loop import GIVEN_UP, Action, Actions, Ended, RankLoop
 from midstep.processor.session import Order, Session, SessionStage
 from midstep.processor.step_order import StepOrder, StepState
 from midstep.processor.train_thread import TrainThread
