@@ -182,6 +182,11 @@ def communicator_kind(name: str) -> CommunicatorKind:
     return known[name]
 
 
+def has_device_links(name: str) -> bool:
+    """Return whether a collective layer's links carry memory of the device; False of one that is not known here."""
+    return any(each.name == name and each.device_links for each in _communicators())
+
+
 def made(factory: str) -> object:
     """Return what a `module:callable` makes. Raises whatever the module and the callable raise."""
     module, _, name = factory.partition(":")

@@ -11,7 +11,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from .schema import Policy
+from ..devices.kinds import communicator_names, device_names
+from .schema import COMMUNICATORS, DEVICES, Policy
+
+_NAMES = {DEVICES: device_names, COMMUNICATORS: communicator_names}
 
 
 class Problem(msgspec.Struct, frozen=True, order=True):
@@ -38,8 +41,8 @@ def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:  # noq
             return _check_union(value, kind, key)
         case inspect.EnumType():
             return _check_name(value, [str(member.value) for member in kind.cls], key)
-        case inspect.Metadata(extra={"names": names}):  # of what other packages may add to
-            return _check_name(value, names(), key)
+        case inspect.Metadata(extra={"names_of": names_of}):  # of what other packages may add to
+            return _check_name(value, _NAMES[names_of](), key)
         case _:
             return _check_scalar(value, kind, key)
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..devices.kinds import CPU, EXTERNAL, GLOO, communicator_names, device_names
 from ..protocol.compat import StrEnum
 from ..protocol.faults import ExceptionPattern
 from ..protocol.incidents import NoticeKind
@@ -35,8 +34,12 @@ PartOf = Annotated[float, msgspec.Meta(gt=0, le=1)]
 AgainSeconds = Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)]
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
-DeviceName = Annotated[str, msgspec.Meta(extra={"names": device_names})]
-CommunicatorName = Annotated[str, msgspec.Meta(extra={"names": communicator_names})]
+
+# Other packages add to these: which there are is asked where a file is read, and not where the machine decides.
+CPU, GLOO, EXTERNAL = "cpu", "gloo", "external"
+DEVICES, COMMUNICATORS = "devices", "communicators"
+DeviceName = Annotated[str, msgspec.Meta(extra={"names_of": DEVICES})]
+CommunicatorName = Annotated[str, msgspec.Meta(extra={"names_of": COMMUNICATORS})]
 
 
 class CommunicatorPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from xxhash import xxh3_128_digest
 
+from ...devices.kinds import has_device_links
 from ...policies.schema import Policy
 from ...protocol.errors import JournalDamaged, JournalError
 from ...protocol.mailbox import SenderMemory
@@ -69,7 +70,11 @@ class Founding(msgspec.Struct, frozen=True):
     def machine(self) -> RecoveryMachine:
         """Return a machine to which nothing has happened yet."""
         return RecoveryMachine(
-            self.policy, self.job, can_create_nodes=self.can_create_nodes, rendezvous_key=self.rendezvous_key
+            self.policy,
+            self.job,
+            can_create_nodes=self.can_create_nodes,
+            rendezvous_key=self.rendezvous_key,
+            device_links=has_device_links(self.policy.communicator.name),
         )
 
 

@@ -236,7 +236,8 @@ def _plan_repair(state: JobState) -> Recs:
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
         plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
-        plan = choose_links(plan, state.policy.communicator, tried=state.incident.over_devices)
+        if state.device_links:
+            plan = choose_links(plan, state.policy.communicator.repair_links, tried=state.incident.over_devices)
         _refuse_remains(world, plan)
     except StateLost as lost:
         if state.rules.standing is not None and state.rules.standing.back:

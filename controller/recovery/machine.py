@@ -158,13 +158,18 @@ class RecoveryMachine:
         *,
         can_create_nodes: bool = False,
         rendezvous_key: bytes = b"",
+        device_links: bool = False,
         topics: tuple[Topic, ...] = TOPICS,
     ) -> None:
-        """Begin a job. `rendezvous_key`: what the secrets of its generations are derived from."""
+        """Begin a job. `rendezvous_key`: what the secrets of its generations are derived from.
+
+        `device_links`: whether the communicator's links carry memory of the devices.
+        """
         world = World(size=job.world_size, ranks_per_node=job.ranks_per_node)
         book = FaultBook(job.ranks_per_node, policy.faults.too_often)
         arrivals = Arrivals(can_be_created=can_create_nodes)
-        self._state = JobState(job, Ladder(policy), world, book, Meeting(rendezvous_key), arrivals=arrivals)
+        meeting = Meeting(rendezvous_key)
+        self._state = JobState(job, Ladder(policy), world, book, device_links, meeting, arrivals=arrivals)
         self._parts = _PARTS if topics is TOPICS else _Parts(topics)
         self._started = False
 
@@ -429,7 +434,8 @@ def owed(state: JobState) -> Iterator[Owed]:
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
-_FOUNDED = frozenset({"job", "ladder", "policy"})  # what a job was founded with is not part of its memory
+# What a job was founded with is not part of its memory.
+_FOUNDED = frozenset({"job", "ladder", "policy", "device_links"})
 _STARTED = "started"
 
 _encode = msgspec.msgpack.Encoder().encode

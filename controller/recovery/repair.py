@@ -18,8 +18,6 @@ from collections.abc import Iterable, Mapping, Sized
 
 import msgspec
 
-from ...devices.kinds import communicator_kind
-from ...policies.schema import CommunicatorPolicy
 from ...protocol.errors import StateLost
 from ...protocol.types import (
     LocalStateTransfer,
@@ -418,16 +416,15 @@ _BY_POLICY = "shards travel from host to host, as communicator.repair_links says
 _TRIED = "shards travel from host to host: an attempt of this incident over the devices' links was not completed"
 
 
-def choose_links(plan: RepairPlan, communicator: CommunicatorPolicy, *, tried: bool) -> RepairPlan:
-    """Return the plan with the links that its shards travel over, and the reason.
+def choose_links(plan: RepairPlan, wanted: RepairLinks, *, tried: bool) -> RepairPlan:
+    """Return the plan with the links that its shards travel over, and the reason. Devices have links of their own.
 
     `tried`: an attempt of this incident has been ordered to use the devices' links.
     """
-    moves = any(part.transfers for part in plan.parts.values())
-    if not moves or not communicator_kind(communicator.name).device_links:
+    if not any(part.transfers for part in plan.parts.values()):
         return plan
     links, reason = RepairLinks.DEVICE, _BY_DEVICE
-    if communicator.repair_links is RepairLinks.HOST:
+    if wanted is RepairLinks.HOST:
         links, reason = RepairLinks.HOST, _BY_POLICY
     elif tried:
         links, reason = RepairLinks.HOST, _TRIED

@@ -323,6 +323,7 @@ class JobState:
     policy: Policy = field(init=False)  # what the job's owner wants, and the ladder goes by
     world: World
     book: FaultBook
+    device_links: bool = False  # the communicator's links carry memory of the devices
     meeting: Meeting = field(default_factory=Meeting)
     history: History = field(default_factory=History)
     term: int = 0

@@ -9,6 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstep.devices import kinds
+from midstep.policies import schema
 from midstep.policies.files import MAX_FILE_BYTES, load_policy, parse_policy, render
 from midstep.policies.reading import problems_of
 from midstep.policies.rules import advice, job_settings
@@ -37,6 +39,11 @@ def keys_in(tree: object) -> set[str]:
     if isinstance(tree, list | tuple):
         return {path for inner in tree for path in keys_in(inner)}
     return set()
+
+
+def test_the_names_that_policies_go_by_are_those_of_the_kinds() -> None:
+    """They stand in both, so that the machine need not ask which packages are installed."""
+    assert (schema.CPU, schema.GLOO, schema.EXTERNAL) == (kinds.CPU, kinds.GLOO, kinds.EXTERNAL)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
