@@ -76,7 +76,6 @@ from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
-from ...policies.budgets import failures_by_node
 from ...policies.ladder import Ladder
 from ...policies.schema import Policy
 from ...protocol import messages as m
@@ -276,7 +275,7 @@ class RecoveryMachine:
     def status(self, now: float) -> JobStatus:
         """Return what `midstep status` shows."""
         state = self._state
-        failures = failures_by_node(state.accounts.node_failures, state.policy.node, now)
+        failures = state.accounts.failures(state.policy.node, now)
         return JobStatus(
             job=state.job.job,
             at_s=now,

@@ -7,7 +7,7 @@ cannot bring. Operators may have a node killed, or a fault injected.
 
 from collections.abc import Iterator
 
-from ...policies.budgets import failures_by_node, worn_out
+from ...policies.budgets import worn_out
 from ...policies.fault_codes import Treatment
 from ...protocol import messages as m
 from ...protocol.environment import visible_devices
@@ -78,7 +78,7 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
 
 def _why_barred(state: JobState, name: str) -> str:
     """Return why a node is not used again by itself, however well it is; empty: nothing speaks against it."""
-    failures = failures_by_node(state.accounts.node_failures, state.policy.node, state.now)
+    failures = state.accounts.failures(state.policy.node, state.now)
     return worn_out(name, failures[name], state.policy.node) or ""
 
 

@@ -4,14 +4,15 @@ The state is a fold of the events: same events, same state, same actions. So a l
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ...policies.budgets import NodeFailure, Spent, WrongVote
+from ...policies.budgets import NodeFailure, Spent, WrongVote, failures_by_node
 from ...policies.ladder import Ladder
-from ...policies.schema import Policy
+from ...policies.schema import NodePolicy, Policy
 from ...protocol.compat import StrEnum
 from ...protocol.controls import Controls
 from ...protocol.messages import Command
@@ -247,6 +248,10 @@ class Accounts:
     strikes: list[WrongVote] = field(default_factory=list)  # within the policy's window
     slow: list[NodeFailure] = field(default_factory=list)  # nodes that were to be drained for it, the same
     restarts: int = 0  # of the whole world
+
+    def failures(self, policy: NodePolicy, now: float) -> Counter[str]:
+        """Return how many failures each node has had within the policy's window."""
+        return failures_by_node(self.node_failures, policy, now)
 
 
 @dataclass

@@ -39,7 +39,7 @@ WRITTEN_BY_MORE = {
     "PlannedChange.stage": 2,
 }  # fmt: skip
 READ_BY_MORE = {
-    "Accounts.node_failures": 4, "Arrivals.can_be_created": 6, "Due.phase_s": 4, "Due.unplaced": 4,
+    "Arrivals.can_be_created": 6, "Due.phase_s": 4, "Due.unplaced": 4,
     "Planned.current": 6, "Planned.going": 4, "Progress.committed": 4,
 }  # fmt: skip
 OF_ONE_TOPIC = {"Due", "Clocks", "Saving", "Planned", "PlannedChange", "Unwell", "Accounts", "Arrivals", "Progress"}
