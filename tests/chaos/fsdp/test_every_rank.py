@@ -1,4 +1,4 @@
-"""Every rank of four meshes, killed at every moment of a step: processes, steps and bits are kept.
+"""Every rank of four meshes, killed at every moment of a step and of its own recovery: pids, steps and bits are kept.
 
 One job for each rank, which loses it fourteen times. Where another rank holds the same piece no step is lost; where
 there is none, ranks come back from copies in host memory and lose two at most.
@@ -13,7 +13,7 @@ import pytest
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from ..comparing import assert_same_numbers
-from ..jobs import Job, Record
+from ..jobs import Job, Record, inject
 from ..losing import incidents_of
 from .conftest import PATIENCE_S, WORLD, StartSharded, undisturbed
 from .test_host_copies import COPYING
@@ -142,4 +142,63 @@ def test_a_rank_is_lost_at_every_moment(
     incidents = incidents_of(job, gates, PATIENCE_OF_MANY_S)
     for incident in incidents:
         assert_mended(incident, {rank}, mesh.restore)
+    assert_same_numbers(job.record(), calm(start_sharded, setting, calm_runs), ranks=WORLD)
+
+
+OF_A_SURVIVOR = tuple(InjectionPoint(each) for each in ("stop", "clean", "rebuild", "repair", "rollback"))
+OF_A_NEWCOMER = tuple(InjectionPoint(each) for each in ("join", "rebuild", "repair", "rollback"))
+
+
+def double_blows() -> Iterator[tuple[tuple[ArmedFault, ArmedFault], set[int], int]]:
+    """Yield two faults of one incident, who is replaced for them, and the step: the second comes in the recovery.
+
+    Ranks 0 and 1 hold different pieces in each mesh.
+    """
+    lives, step = [1] * WORLD, FIRST
+    for point in OF_A_SURVIVOR:
+        faults = (
+            inject(0, InjectionPoint.FORWARD, step, life=lives[0]),
+            inject(1, point, step, life=lives[1]),
+        )
+        yield faults, {0, 1}, step
+        lives[0], lives[1], step = lives[0] + 1, lives[1] + 1, step + STRIDE
+    for point in OF_A_NEWCOMER:
+        faults = (
+            inject(3, InjectionPoint.BACKWARD, step, life=lives[3]),
+            inject(3, point, None, life=lives[3] + 1),
+        )
+        yield faults, {3}, step
+        lives[3], step = lives[3] + 2, step + STRIDE
+
+
+@pytest.mark.parametrize("name", ["4", "2x2"])
+def test_a_second_rank_is_lost_in_every_phase_of_the_recovery(
+    start_sharded: StartSharded, calm_runs: dict[str, Record], name: str
+) -> None:
+    """A survivor that holds other pieces, and the newcomer itself."""
+    mesh, blows = MESHES[name], tuple(double_blows())
+    setting = msgspec.structs.replace(mesh.setting, steps=blows[-1][2] + 2)
+    gates = [step for _, _, step in blows[1:]]
+    job = start(start_sharded, setting, [fault for faults, _, _ in blows for fault in faults], gates=gates)
+    incidents = incidents_of(job, gates, PATIENCE_OF_MANY_S)
+    for incident, (_, replaced, _) in zip(incidents, blows, strict=True):
+        assert_mended(incident, replaced, mesh.restore)
+    assert_same_numbers(job.record(), calm(start_sharded, setting, calm_runs), ranks=WORLD)
+
+
+def test_all_holders_of_a_piece_are_lost_and_then_a_node(
+    start_sharded: StartSharded, calm_runs: dict[str, Record]
+) -> None:
+    """The holders come back from their copies, and the node's ranks on a spare one, from the other node."""
+    mesh = MESHES["2x2"]
+    setting = msgspec.structs.replace(mesh.setting, steps=10, step_s=0.3)
+    victims = (1, 3)
+    faults = [inject(victim, InjectionPoint.FORWARD, FIRST) for victim in victims]
+    faults.append(inject(3, InjectionPoint.BACKWARD, 7, life=2, action=FaultAction.KILL_NODE))
+    policy = {**POLICY, "host_copy": {"every_steps": 1, "copies": 2}}
+    options = {"nodes": 2, "ranks_per_node": 2, "spares": 1, "policy": policy, "gates": [7]}
+    job = start(start_sharded, setting, faults, **options)
+    holders, node = incidents_of(job, [7], PATIENCE_S)
+    assert_mended(holders, set(victims), "host_copy")
+    assert_mended(node, {2, 3}, mesh.restore)
     assert_same_numbers(job.record(), calm(start_sharded, setting, calm_runs), ranks=WORLD)
