@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..protocol.compat import StrEnum
-from ..protocol.incidents import BudgetUse, Incident, Outcome
+from ..protocol.faults import FaultKind
+from ..protocol.incidents import BudgetUse, Incident, Outcome, ReportedSeries
 from ..protocol.time_spent import TimeCategory, TimeSpent
+from ..protocol.types import Rung
 from .recovery.state import JobState, Phase
 from .recovery.world import NodeState, RankState
 
@@ -97,6 +99,14 @@ METRICS = {
 }  # fmt: skip
 
 Labels = tuple[str, ...]
+_NONE = "none"
+# There from the beginning: what grows from nothing to one has not increased, as Prometheus counts.
+_RESUMED = tuple(
+    (str(rung), str(Outcome.RESUMED), kind)
+    for rung in Rung
+    if rung is not Rung.STOP
+    for kind in (*map(str, FaultKind), _NONE)
+)
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -127,6 +137,7 @@ class Observation(msgspec.Struct, frozen=True):
     term: int
     controllers: int = 1
     writable: bool = True
+    reported: tuple[ReportedSeries, ...] = ()  # by the script, with `step.report`
     slowness: float = 0.0  # own time of the slowest rank, in times of that of its equals; 0: not compared
 
 
@@ -152,10 +163,9 @@ class MetricsBook:
         """`version`: of midstep."""
         self._version = version
         self._ended = 0  # the number of the latest incident that is counted
-        self._incidents: Counter[Labels] = Counter()
+        self._incidents: Counter[Labels] = Counter(dict.fromkeys(_RESUMED, 0))
         self._lost = 0
-        # There from the beginning: what grows from nothing to one has not increased, as Prometheus counts.
-        self._recovery = {(_WHOLE,): _Histogram(RECOVERY_BUCKETS_S)}
+        self._recovery = {(part,): _Histogram(RECOVERY_BUCKETS_S) for part in (*map(str, _PARTS.values()), _WHOLE)}
         self._steps = _Histogram(STEP_BUCKETS_S)
         self._time_s: dict[Labels, float] = {}
         self._reasons: dict[str, None] = {}
@@ -190,12 +200,15 @@ class MetricsBook:
             if incident.number <= self._ended or incident.outcome is Outcome.OPEN:
                 continue
             self._ended = incident.number
-            kind = str(incident.reports[0].kind) if incident.reports else "none"
-            self._incidents[str(incident.rung or "none"), str(incident.outcome), kind] += 1
+            self._incidents[_labels(incident, incident.outcome)] += 1
             self._lost += incident.steps_lost
             if incident.outcome is Outcome.RESUMED and not incident.is_requested:
                 for part, duration_s in _parts(incident).items():
                     self._recovery.setdefault((part,), _Histogram(RECOVERY_BUCKETS_S)).observe(duration_s)
+
+        if state.history.open is not None:  # rarer ends begin at 0 as well, if a scrape comes before the end
+            for outcome in (Outcome.STOPPED, Outcome.DISMISSED):
+                self._incidents.setdefault(_labels(state.history.open, outcome), 0)
 
     def _count_steps(self, seen: Observation) -> None:
         """Count the steps since the last look, each as long as their mean. Only while nothing is wrong."""
@@ -273,6 +286,11 @@ def _budgets(budgets: Iterable[BudgetUse], of: str) -> dict[Labels, float]:
         rung, _, scope = each.name.rpartition(" per ")
         numbers[rung, scope] = float(each.used if of == "used" else each.limit)
     return numbers
+
+
+def _labels(incident: Incident, outcome: Outcome) -> Labels:
+    kind = str(incident.reports[0].kind) if incident.reports else _NONE
+    return str(incident.rung or _NONE), str(outcome), kind
 
 
 def _parts(incident: Incident) -> dict[str, float]:

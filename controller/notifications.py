@@ -41,7 +41,7 @@ class NewestCheckpoint(msgspec.Struct, frozen=True):
     """The newest complete checkpoint in a job's directory, and its age when that was looked at; None: there is none."""
 
     step: int | None
-    age_s: float
+    age_s: float = 0.0
 
 
 @dataclass
@@ -169,8 +169,9 @@ def _holding(
     if _key(NoticeKind.NO_SPARE, "") in book.standing and not _spares(state):
         text = "no spare node is left: the next node that is lost ends the job, makes it smaller, or is waited for"
         yield _notice(NoticeKind.NO_SPARE, "", text, now)
-    if policy.checkpoint_age_s is not None and newest is not None and newest.age_s >= policy.checkpoint_age_s:
-        age = duration_text(newest.age_s)
+    age_s = 0.0 if newest is None else _age_s(seen, newest)
+    if policy.checkpoint_age_s is not None and newest is not None and age_s >= policy.checkpoint_age_s:
+        age = duration_text(age_s)
         text = f"the newest checkpoint, of step {newest.step}, is {age} old"
         text = f"there is no complete checkpoint, {age} after the job began" if newest.step is None else text
         yield _notice(NoticeKind.CHECKPOINT_OLD, "", f"{text} ({state.job.settings.checkpoint_directory})", now)
@@ -179,6 +180,13 @@ def _holding(
     if policy.goodput_under is not None and goodput is not None and goodput < policy.goodput_under:
         text = f"only {100 * goodput:.1f} % of the last hour were training"
         yield _notice(NoticeKind.GOODPUT_LOW, "", f"{text}. `midstep report` ends with where the time went", now)
+
+
+def _age_s(seen: Observation, newest: NewestCheckpoint) -> float:
+    """Return the age of a checkpoint; where there is none, of the job, which is older than its present controller."""
+    if newest.step is not None:
+        return newest.age_s
+    return 0.0 if seen.time is None else seen.at_s - seen.time.began_s
 
 
 def _may_train(state: JobState, phase: Phase) -> bool:

@@ -35,7 +35,6 @@ class CheckpointLook:
     def __init__(self, directory: str | None) -> None:
         self._directory = directory
         self._closed = threading.Event()
-        self._began_s = time.time()
         self.latest: NewestCheckpoint | None = None  # an assignment is all that is shared
         self._thread = threading.Thread(target=self._run, name="newest checkpoint", daemon=True)
 
@@ -50,19 +49,16 @@ class CheckpointLook:
     def _run(self) -> None:
         while self._directory is not None:
             with contextlib.suppress(MidstepError, OSError):  # next time, perhaps
-                self.latest = newest_in(self._directory, time.time(), self._began_s)
+                self.latest = newest_in(self._directory, time.time())
             if self._closed.wait(CHECKPOINTS_S):
                 return
 
 
-def newest_in(directory: str, now: float, began_s: float) -> NewestCheckpoint:
-    """Return the newest complete checkpoint of a directory; where there is none, the time since `began_s`.
-
-    Raises CheckpointError, OSError.
-    """
+def newest_in(directory: str, now: float) -> NewestCheckpoint:
+    """Return the newest complete checkpoint of a directory, and its age. Raises CheckpointError, OSError."""
     steps = look_into(directory, 1).complete
     if not steps:
-        return NewestCheckpoint(None, max(0.0, now - began_s))
+        return NewestCheckpoint(None)
     written_s = Path(step_directory(directory, steps[-1])).stat().st_mtime
     return NewestCheckpoint(steps[-1], max(0.0, now - written_s))
 

@@ -21,7 +21,9 @@ from midstep.controller.endpoints.metrics_server import (
 )
 from midstep.controller.metrics import METRICS, MOST_REASONS, MetricKind, MetricsBook, MetricsSnapshot, Observation
 from midstep.protocol.errors import ConfigurationError
+from midstep.protocol.faults import FaultKind
 from midstep.protocol.time_spent import TimeCategory
+from midstep.protocol.types import Rung
 from midstep.testing.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +47,15 @@ def test_an_incident_is_counted_once_with_its_parts(cluster: FakeCluster) -> Non
     assert sum(opened.distributions["midstep_recovery_seconds"][("whole",)].counts) == 0  # and not absent
     assert opened.values["midstep_incident_open"] == {(): 1.0}
     assert opened.values["midstep_phase"][("quiescing",)] == 1.0
-    assert opened.values["midstep_incidents_total"] == {}
+    before = opened.values["midstep_incidents_total"]
+    assert before["recover_in_place", "resumed", "exit"] == 0.0  # there before: only then has it increased
+    assert set(before.values()) == {0.0}
     cluster.now += 5.0
     cluster.recover(5)
     for _ in range(2):
         closed = book.snapshot(observed(cluster))
-    assert closed.values["midstep_incidents_total"] == {("recover_in_place", "resumed", "exit"): 1.0}
+    ended = {labels: count for labels, count in closed.values["midstep_incidents_total"].items() if count}
+    assert ended == {("recover_in_place", "resumed", "exit"): 1.0}
     assert closed.values["midstep_budget_used"]["recover_in_place", "job"] == 1.0
     parts = closed.distributions["midstep_recovery_seconds"]
     assert sum(parts[("whole",)].counts) == 1
@@ -101,7 +106,9 @@ def test_every_metric_has_its_labels_and_no_other_is_told(cluster: FakeCluster) 
         assert name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
         assert not metric.unit or re.fullmatch(rf"midstep_\w*{metric.unit}(_total)?", name)
     assert len(snapshot.values["midstep_time_seconds_total"]) == len(TimeCategory)
-    assert sum(len(family.samples) for family in families(snapshot)) < 300
+    incidents = len(snapshot.values["midstep_incidents_total"])
+    assert incidents == (len(Rung) - 1) * (len(FaultKind) + 1), "one for each rung but the stop, and kind"
+    assert sum(len(family.samples) for family in families(snapshot)) - incidents < 300
 
 
 def test_the_page_of_metrics_has_each_with_its_unit_and_labels() -> None:

@@ -13,7 +13,8 @@ from queue import Queue
 import pytest
 
 from midstep.controller.endpoints import webhooks
-from midstep.controller.endpoints.webhooks import PostFailed, Told, WebhookThread, address_of, body_of, post
+from midstep.controller.endpoints.posting import PostFailed, address_of
+from midstep.controller.endpoints.webhooks import Told, WebhookThread, body_of, post
 from midstep.controller.journaled import Notice
 from midstep.policies.schema import WebhookPolicy, WebhookShape
 from midstep.protocol.incidents import NoticeKind
