@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from midstep.controller.endpoints import webhooks
-from midstep.controller.endpoints.webhooks import PostFailed, address_of, body_of, post
+from midstep.controller.endpoints import posting
+from midstep.controller.endpoints.posting import PostFailed, address_of
+from midstep.controller.endpoints.webhooks import body_of, post
 from midstep.policies.schema import WebhookPolicy, WebhookShape
 
 from ..unit.test_webhooks import NOTICE, PATIENCE_S, Receiver, hook, receiver
@@ -70,7 +71,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver, hook: WebhookPolicy, sta
 def test_an_answer_that_comes_a_byte_at_a_time_is_cut(
     receiver: Receiver, hook: WebhookPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhooks, "TRY_S", 0.5)
+    monkeypatch.setattr(posting, "TRY_S", 0.5)
     receiver.answers = [0]
     began_s = time.monotonic()
     with pytest.raises(PostFailed):
