@@ -32,6 +32,7 @@ STORY_S = 150.0  # the controller reads its journal first, and for others before
 
 @click.command("report", cls=Command)
 @click.argument("job", required=False, metavar="[JOB_OR_DIRECTORY]")
+@click.option("--all", "all_jobs", is_flag=True, help="The last 30 days of all jobs here: a line each, and the sum.")
 @click.option("--incident", "number", type=INCIDENT, metavar="N", help="Only incident N.")
 @click.option("--story", is_flag=True, help="Print each event and what followed from it: the chain of causes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -51,6 +52,7 @@ STORY_S = 150.0  # the controller reads its journal first, and for others before
 def command(
     *,
     job: str | None,
+    all_jobs: bool,
     number: int | None,
     story: bool,
     as_json: bool,
@@ -72,10 +74,18 @@ def command(
       midstep report demo --incident 2            one incident of job "demo"
       midstep report --incident 2 --story         what led to what in it, event by event
       midstep report --picture report.png         and draw it
+      midstep report --all                        the month of all jobs: effective training time ratio (ETTR)
       midstep report --controller m0:29400 --token-file viewer.token
     """
     from ..launch.reached_job import group_meant
 
+    if all_jobs:
+        if job or number is not None or story or picture or trace or controller:
+            raise ConfigurationError(
+                "--all is of all jobs on this machine: leave out the job, and all options but --json"
+            )
+        report_all(as_json=as_json)
+        return
     group = group_meant(job, controller)
     if group is not None:
         if number is not None or story or as_json or picture or trace:
@@ -101,6 +111,17 @@ def command(
         echo_json(_json(report_json(status, incidents, kept_forecast(target))))
     else:
         print_report(status, incidents, kept_forecast(target))
+
+
+def report_all(*, as_json: bool) -> None:
+    """Print the last 30 days of all jobs. Raises MidstepError."""
+    from .month_report import month_json, month_of, month_view
+
+    month = month_of()
+    if as_json:
+        echo_json(_json(month_json(month)))
+    else:
+        show(month_view(month), WIDTH)
 
 
 def report_group(directory: Path) -> None:

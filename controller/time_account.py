@@ -104,6 +104,13 @@ class TimeAccount:
         account, began_s = self._at(now), self.began_s
         return tuple(account._window(each) for each in WINDOWS_S if each < account.upto_s - began_s)
 
+    def since(self, moment_s: float, now: float) -> TimeSpent | None:
+        """Return the time from a moment up to `now`; None: the job was over before it, or began later."""
+        account = self._at(now) if self.began_s is not None else self
+        if self.began_s is None or account.upto_s <= moment_s:
+            return None
+        return account.until(now) if moment_s <= self.began_s else account._window(account.upto_s - moment_s)
+
     def told(self, status: JobStatus) -> JobStatus:
         """Return a status with the account as of its moment."""
         return msgspec.structs.replace(status, time=self.until(status.at_s), time_lately=self.windows(status.at_s))

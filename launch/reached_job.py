@@ -31,6 +31,7 @@ from ..controller.journal.records import Founding
 from ..controller.journal.volume_place import folder_in, holds_journal, is_volume, parse_volume_place
 from ..controller.role_group import GroupPhase, GroupRestart, RoleStanding
 from ..controller.story import StoryEntry
+from ..controller.time_account import TimeAccount
 from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
@@ -174,6 +175,11 @@ def _date_text(at_s: float) -> str:
 def read_status(job_directory: Path) -> JobStatus:
     """Return a job's status as of its last event, from its journal alone. Raises JournalError."""
     return reading.read_status(_journal_of(job_directory))
+
+
+def read_times(job_directory: Path) -> TimeAccount:
+    """Return the account of a job's time as of its last event. Raises JournalError."""
+    return reading.read_times(_journal_of(job_directory))
 
 
 def founding_of(job_directory: Path) -> Founding:

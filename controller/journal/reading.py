@@ -11,6 +11,7 @@ from ...protocol.incidents import JobStatus
 from ..etcd.place import EtcdPlace
 from ..journaled import handled, together
 from ..learned import read_snapshot
+from ..recovery.machine import RecoveryMachine
 from ..story import StoryEntry, turns
 from ..time_account import TimeAccount
 from . import sqlite_file
@@ -32,6 +33,17 @@ def read_founding(where: Where) -> Founding:
 
 def read_status(where: Where) -> JobStatus:
     """Return the job's status as of its last event, from the journal alone. Changes nothing. Raises JournalError."""
+    machine, times, last_s = _replayed(where)
+    return times.told(machine.status(last_s))
+
+
+def read_times(where: Where) -> TimeAccount:
+    """Return the account of a job's time as of its last event. As `read_status` in all else."""
+    return _replayed(where)[1]
+
+
+def _replayed(where: Where) -> tuple[RecoveryMachine, TimeAccount, float]:
+    """Return machine and account behind the last event, and when that was."""
     with _reading(where) as (journal, founding, first):
         machine, times, last_s = founding.machine(), TimeAccount(), founding.created_s
 
@@ -46,7 +58,7 @@ def read_status(where: Where) -> JobStatus:
                 handled(machine, events, at_s)
                 times.follow(machine.state, events[-1], at_s)
             last_s = at_s
-        return times.told(machine.status(last_s))
+        return machine, times, last_s
 
 
 def read_story(where: Where) -> Iterator[StoryEntry]:
