@@ -312,6 +312,8 @@ class Driver:
             time=times.until(now),
             time_lately=times.windows(now),
             slowness=self._board.slow.worst,
+            reported=self._board.reported.told(),
+            is_heard=self._board.is_heard,
             refused={**state.history.ignored, **self._wire.refused, **self._control.refused},
             term=self._journal.term,
             controllers=len(self._switchover.standing()[0]),

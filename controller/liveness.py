@@ -211,13 +211,13 @@ class ProgressBoard:
     def __init__(self, *, world_size: int) -> None:
         """`world_size`: of the job; what speaks of other ranks is dropped."""
         self._world_size = world_size
-        self._reported = ReportedBoard()
+        self.reported = ReportedBoard()
         self.slow = SlowRanks()
         self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
 
     def take(self, heartbeat: NodeHeartbeat, now: float = 0.0) -> None:
         """Take in the step clocks of a node. An earlier incarnation never hides a later one, nor the other way."""
-        self._reported.take(heartbeat.reported, now)
+        self.reported.take(heartbeat.reported, now)
         self.slow.take(heartbeat)
         for progress in heartbeat.ranks:
             if not 0 <= progress.rank < self._world_size:
@@ -226,6 +226,11 @@ class ProgressBoard:
             by_incarnation[progress.incarnation] = progress
             for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
                 del by_incarnation[incarnation]
+
+    @property
+    def is_heard(self) -> bool:
+        """Tell whether any rank has said how far it is."""
+        return bool(self._ranks)
 
     def reached(self) -> int:
         """Return the most steps that the present process of any rank has committed."""
@@ -245,7 +250,7 @@ class ProgressBoard:
             status,
             committed=max(status.committed, committed),
             median_step_s=medians[len(medians) // 2] if medians else status.median_step_s,
-            reported=self._reported.told(),
+            reported=self.reported.told(),
         )
 
     def _overlay_rank(self, rank: RankStatus) -> RankStatus:

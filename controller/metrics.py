@@ -138,6 +138,7 @@ class Observation(msgspec.Struct, frozen=True):
     controllers: int = 1
     writable: bool = True
     reported: tuple[ReportedSeries, ...] = ()  # by the script, with `step.report`
+    is_heard: bool = True  # ranks have told this controller how far they are; the journal is behind that
     slowness: float = 0.0  # own time of the slowest rank, in times of that of its equals; 0: not compared
 
 

@@ -7,6 +7,7 @@ starts the first controller of a job and the one that takes over from it.
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import time
@@ -33,6 +34,7 @@ from .endpoints.metrics_server import MetricsPlace, open_metrics
 from .endpoints.notifier import Notifier
 from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
+from .endpoints.trainjob import progress_reporter
 from .enroller import HostsWire, open_wire
 from .journal.records import Founding
 from .keepalive import KeepAlive
@@ -225,6 +227,7 @@ def _beside(
     return {
         **_relaunching(founding, driver, wire),
         "nobody was notified": notifier,
+        "no progress was reported": progress_reporter(policy.trainjob, os.environ, driver.observation, job.world_size),
         "machines that other roles leave were not left": None
         if among is None
         else SharedMachines(among, driver.status, driver.tell),

@@ -200,7 +200,7 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
         command=start.command,
         is_module=start.is_module,
         no_python=start.no_python,
-        environment={**needed, **start.environment, **mindio_environment(start.mindio)},
+        environment={**needed, **start.environment, **mindio_environment(start.mindio), **_of_trainjob(policy)},
         working_directory=str(start.working_directory or Path.cwd()),
         job_directory=str(directory),
         world_size=start.nodes * start.ranks_per_node,
@@ -370,6 +370,10 @@ def with_mindio(policy: Policy, folder: Path) -> Policy:
         checkpoint=msgspec.structs.replace(policy.checkpoint, every_steps=0),
         restore=(RestoreSource.REPLICA,),
     )
+
+
+def _of_trainjob(policy: Policy) -> dict[str, str]:
+    return {env.TRAINJOB_REPORTED: "1"} if policy.trainjob.report else {}
 
 
 def mindio_environment(wanted: bool) -> dict[str, str]:

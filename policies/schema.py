@@ -32,6 +32,7 @@ CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PartOf = Annotated[float, msgspec.Meta(gt=0, le=1)]
 AgainSeconds = Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)]
+ReportSeconds = Annotated[float, msgspec.Meta(ge=1, le=3600)]
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
@@ -352,6 +353,18 @@ class NotifyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again_s: AgainSeconds = 3600.0
 
 
+class TrainJobPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The progress that the controller reports to Kubeflow's trainer, where the job runs in a TrainJob.
+
+    Then ranks do not see what the trainer has set for it, so that a script does not report as well. `total_steps`:
+    None is what the script reports by that name; without it no share and no time that is left are told.
+    """
+
+    report: bool = False
+    total_steps: Count | None = None
+    every_s: ReportSeconds = 30.0
+
+
 DEFAULT_LADDER = (
     RungPolicy(Rung.RETRY_STEP, attempts=3, budget=Budget(per_job=30)),
     RungPolicy(Rung.RECOVER_IN_PLACE, attempts=3, budget=Budget(per_rank=3, per_node=6, per_job=30)),
@@ -394,6 +407,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[JobRule, ...] = ()  # on values that the script reports, and on lines that ranks print
     on_node_relaunch: str | None = None  # a command that is run when a node was replaced
     notify: NotifyPolicy = NotifyPolicy()
+    trainjob: TrainJobPolicy = TrainJobPolicy()
     allow_inject: bool = True  # false: no fault is caused on purpose while the job runs
 
     def rung(self, rung: Rung) -> RungPolicy | None:

@@ -69,8 +69,10 @@ def replace_file(path: Path, data: bytes) -> None:
             draft.unlink()
 
 
-def read_secret(path: Path) -> str:
+def read_secret(path: Path, *, mounted: bool = False) -> str:
     """Return the text of a file that no other user can read, without blanks around it.
+
+    `mounted`: Kubernetes puts it into a container, readable for all users there are in that.
 
     Raises ConfigurationError: it cannot be read, others can read or write it, or it is empty. A link is followed, as
     that is how Kubernetes puts a secret into a folder.
@@ -80,7 +82,7 @@ def read_secret(path: Path) -> str:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigurationError(f"{path} is no regular file.")
-            if status.st_mode & (WRITABLE_BY_OTHERS | stat.S_IRGRP | stat.S_IROTH):
+            if not mounted and status.st_mode & (WRITABLE_BY_OTHERS | stat.S_IRGRP | stat.S_IROTH):
                 raise ConfigurationError(f"{path}: others can read or write this file. Make it yours alone: chmod 600.")
             text = file.read(_MOST_SECRET_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

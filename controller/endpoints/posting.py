@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -58,11 +59,19 @@ def _is_this_machine(host: str) -> bool:
         return False
 
 
-def post_to(address: Address, body: bytes, headers: Mapping[str, str], trusted: ssl.SSLContext | None = None) -> None:
-    """Hand it over once, within TRY_S. `trusted`: which certificates are; None: the machine's. Raises PostFailed."""
+def utc_text(at_s: float, timespec: str = "seconds") -> str:
+    """Return a moment as `2026-01-23T10:30:45Z`."""
+    return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def post_to(address: Address, body: bytes, headers: Mapping[str, str], ca_file: str | None = None) -> None:
+    """Hand it over once, within TRY_S. `ca_file`: whom to trust; None: the machine's CAs. Raises PostFailed."""
     made: http.client.HTTPConnection
     if address.secure:
-        context = trusted or ssl.create_default_context()
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+        except (OSError, ssl.SSLError):
+            raise PostFailed(f"{ca_file}: no certificate of a CA can be read from it") from None
         made = http.client.HTTPSConnection(address.host, address.port, timeout=TRY_S, context=context)
     else:
         made = http.client.HTTPConnection(address.host, address.port, timeout=TRY_S)

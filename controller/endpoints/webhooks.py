@@ -8,7 +8,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from ...policies.schema import WebhookPolicy, WebhookShape
 from ...protocol.errors import ConfigurationError
 from ...protocol.private_files import read_secret
 from ..journaled import Notice
-from .posting import PostFailed, address_of, post_to
+from .posting import PostFailed, address_of, post_to, utc_text
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 300.0
@@ -31,9 +30,8 @@ def body_of(shape: WebhookShape, job: str, notice: Notice) -> bytes:
     if shape is WebhookShape.SLACK:
         text = f"midstep job {job}: {notice.text}"
         return msgspec.json.encode({"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")})
-    at = datetime.fromtimestamp(notice.at_s, timezone.utc).isoformat(timespec="milliseconds")
     told = {"job": job, "event": notice.kind, "subject": notice.subject, "text": notice.text}
-    return msgspec.json.encode({**told, "at": at.replace("+00:00", "Z"), "id": notice.id})
+    return msgspec.json.encode({**told, "at": utc_text(notice.at_s, "milliseconds"), "id": notice.id})
 
 
 def post(webhook: WebhookPolicy, body: bytes) -> None:
