@@ -110,6 +110,7 @@ def test_a_server_that_does_not_answer_holds_up_neither_training_nor_the_end(
         policy=POLICY, faults=[inject(1, InjectionPoint.FORWARD, 6)], steps=STEPS, script=script(tmp_path),
         more_arguments=["{}"], **SMALL,
     )  # fmt: skip
+    job.until(lambda status: status.committed > 0, "its first steps", 200.0)
     until((job.directory / "result.json").exists, "the end of the job")
     ended_s = time.monotonic()
     report = finish(job)
