@@ -27,7 +27,7 @@ _SUM = "all jobs"
 
 
 class JobMonth(msgspec.Struct, frozen=True):
-    """What the last 30 days were to one job. `time`: None if it had ended before; `trouble`: why nothing is known."""
+    """The last 30 days of one job. `time`: None if it had ended before; `trouble`: why nothing is known."""
 
     name: str
     state: str = ""

@@ -80,11 +80,7 @@ def command(
     from ..launch.reached_job import group_meant
 
     if all_jobs:
-        if job or number is not None or story or picture or trace or controller:
-            raise ConfigurationError(
-                "--all is of all jobs on this machine: leave out the job, and all options but --json"
-            )
-        report_all(as_json=as_json)
+        report_all(alone=not (job or number is not None or story or picture or trace or controller), as_json=as_json)
         return
     group = group_meant(job, controller)
     if group is not None:
@@ -113,8 +109,10 @@ def command(
         print_report(status, incidents, kept_forecast(target))
 
 
-def report_all(*, as_json: bool) -> None:
-    """Print the last 30 days of all jobs. Raises MidstepError."""
+def report_all(*, alone: bool, as_json: bool) -> None:
+    """Print the last 30 days of all jobs. `alone`: nothing else was asked for. Raises MidstepError."""
+    if not alone:
+        raise ConfigurationError("--all is of all jobs on this machine: leave out the job, and all options but --json")
     from .month_report import month_json, month_of, month_view
 
     month = month_of()
