@@ -20,6 +20,7 @@ from ..protocol.incidents import NoticeKind
 from ..protocol.rules import JobRule, OutOfMemoryAction
 from ..protocol.types import CheckpointFormat, IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
+from .trainjob_policy import TrainJobPolicy
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
 _MOST = 1_000_000_000
@@ -32,7 +33,6 @@ CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PartOf = Annotated[float, msgspec.Meta(gt=0, le=1)]
 AgainSeconds = Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)]
-ReportSeconds = Annotated[float, msgspec.Meta(ge=1, le=3600)]
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
@@ -351,18 +351,6 @@ class NotifyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint_age_s: Seconds | None = None
     goodput_under: PartOf | None = None
     again_s: AgainSeconds = 3600.0
-
-
-class TrainJobPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The progress that the controller reports to Kubeflow's trainer, where the job runs in a TrainJob.
-
-    Then ranks do not see what the trainer has set for it, so that a script does not report as well. `total_steps`:
-    None is what the script reports by that name; without it no share and no time that is left are told.
-    """
-
-    report: bool = False
-    total_steps: Count | None = None
-    every_s: ReportSeconds = 30.0
 
 
 DEFAULT_LADDER = (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...policies.schema import TrainJobPolicy
+from ...policies.trainjob_policy import TrainJobPolicy
 from ...protocol.environment import TRAINJOB_CA_CERT, TRAINJOB_SERVER, TRAINJOB_TOKEN
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import Outcome
