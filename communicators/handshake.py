@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ..protocol.decoders import json_decoder
 from ..protocol.types import Rendezvous
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"{len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return json_decoder(kind).decode(data)
     except (RecursionError, MemoryError) as error:
         raise ValueError(f"{len(data)} bytes that nest too deeply, or want too much memory") from error
 

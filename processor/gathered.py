@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ..protocol.decoders import msgpack_decoder
+
 if TYPE_CHECKING:
     from ..communicators.base import Gathering
 
@@ -36,7 +38,7 @@ class Gathered(ABC, Generic[Known]):
     def heard(self, said: bytes) -> None:
         """Take in what another rank knows. Raises ConnectionError for what no rank says."""
         try:
-            theirs = msgspec.msgpack.decode(said, type=type(self._known))
+            theirs = msgpack_decoder(type(self._known)).decode(said)
         except msgspec.MsgspecError as error:
             raise ConnectionError(f"a rank says {self.about} what cannot be understood: {error}") from error
         if theirs != self._known:

@@ -25,6 +25,7 @@ from typing import Annotated, BinaryIO, TypeVar
 import msgspec
 import xxhash
 
+from ...protocol.decoders import json_decoder
 from ...protocol.errors import CheckpointError
 
 FILE_MODE = 0o640
@@ -250,7 +251,7 @@ def damage_of(place: Path) -> str | None:
 def read_record(path: Path, kind: type[Record], most_bytes: int) -> Record:
     """Return what a file of JSON holds. Raises OSError, CheckpointError where it is damaged."""
     try:
-        return msgspec.json.decode(read_small(path, most_bytes), type=kind)
+        return json_decoder(kind).decode(read_small(path, most_bytes))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
