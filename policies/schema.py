@@ -20,7 +20,6 @@ from ..protocol.incidents import NoticeKind
 from ..protocol.rules import JobRule, OutOfMemoryAction
 from ..protocol.types import CheckpointFormat, IntegrityAction, RepairLinks, RestoreSource, Rung, StandbyDepth
 from .fault_codes import CodeRule, LevelName
-from .trainjob_policy import TrainJobPolicy
 
 _LONGEST_S = 31_536_000  # a year: longer is a typing error, and infinity no deadline
 _MOST = 1_000_000_000
@@ -33,6 +32,7 @@ CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PartOf = Annotated[float, msgspec.Meta(gt=0, le=1)]
 AgainSeconds = Annotated[float, msgspec.Meta(ge=60, le=_LONGEST_S)]
+ReportSeconds = Annotated[float, msgspec.Meta(ge=1, le=3600)]
 Factor = Annotated[float, msgspec.Meta(gt=1, le=1000)]
 BlackBoxBytes = Annotated[int, msgspec.Meta(ge=4096, le=1 << 30)]
 
@@ -326,10 +326,7 @@ class WebhookShape(StrEnum):
 
 
 class WebhookPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One place that hears of `events`. Its URL, and a header such as `Authorization: ...`, are in files of mode 600.
-
-    The controllers read the files at each try, so that neither is ever in a journal, status or log.
-    """
+    """One place that hears of `events`. URL and header are in files of mode 600, which controllers read at each try."""
 
     name: str
     url_file: str
@@ -339,18 +336,23 @@ class WebhookPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NotifyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The webhooks, and from when on they hear of something; of the same again after `again_s` at the earliest.
-
-    None: they do not hear of an old checkpoint, or of a low goodput of the last hour.
-    """
+    """The webhooks, and from when on they hear of something; of the same again after `again_s` at the earliest."""
 
     webhooks: tuple[WebhookPolicy, ...] = ()
     asked_after_s: Seconds = 600.0
     budget_share: PartOf = 0.8
     unguarded_s: Seconds = 30.0
-    checkpoint_age_s: Seconds | None = None
-    goodput_under: PartOf | None = None
+    checkpoint_age_s: Seconds | None = None  # None: they do not hear of an old one
+    goodput_under: PartOf | None = None  # of the last hour
     again_s: AgainSeconds = 3600.0
+
+
+class TrainJobPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The progress that Kubeflow's trainer gets in a TrainJob; then ranks do not see its variables, and report none."""
+
+    report: bool = False
+    total_steps: Count | None = None  # None: the number that the script reports by this name
+    every_s: ReportSeconds = 30.0
 
 
 DEFAULT_LADDER = (
@@ -451,12 +453,8 @@ class PolicyChange(msgspec.Struct, frozen=True):
 def changes(before: Policy, after: Policy) -> tuple[PolicyChange, ...]:
     """Return every key in which two policies differ."""
     one, other = dict(_leaves(msgspec.to_builtins(before))), dict(_leaves(msgspec.to_builtins(after)))
-    keys = [*one, *(key for key in other if key not in one)]
-    return tuple(
-        PolicyChange(key, one.get(key, ABSENT), other.get(key, ABSENT))
-        for key in keys
-        if one.get(key) != other.get(key)
-    )
+    differing = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
+    return tuple(PolicyChange(key, one.get(key, ABSENT), other.get(key, ABSENT)) for key in differing)
 
 
 def may_change(key: str) -> bool:
@@ -493,8 +491,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _leaves(each, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list | tuple) and value and all(isinstance(each, dict) and "rung" in each for each in value):
         for entry in value:
-            yield from _leaves(
-                {name: each for name, each in entry.items() if name != "rung"}, f"{path}.{entry['rung']}"
-            )
+            rest = {name: each for name, each in entry.items() if name != "rung"}
+            yield from _leaves(rest, f"{path}.{entry['rung']}")
     else:
         yield path, json.dumps(value)

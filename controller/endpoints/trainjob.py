@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...policies.trainjob_policy import TrainJobPolicy
+from ...policies.schema import TrainJobPolicy
 from ...protocol.environment import TRAINJOB_CA_CERT, TRAINJOB_SERVER, TRAINJOB_TOKEN
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import Outcome
@@ -70,7 +70,7 @@ class Pace:
 
 
 def report_of(seen: Observation, policy: TrainJobPolicy, steps_per_s: float) -> dict[str, object]:
-    """Return what the trainer is told, within the bounds that it checks. What is not known is left out."""
+    """Return what the trainer gets, within the bounds that it checks. A figure that is not known is left out."""
     told = {series.name: series.values[-1] for series in seen.reported if series.values}
     result = seen.state.result
     total = policy.total_steps or _count(told.get(TOTAL))

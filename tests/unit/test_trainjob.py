@@ -16,8 +16,7 @@ from midstep.controller.endpoints.posting import PostFailed
 from midstep.controller.endpoints.trainjob import Pace, ReportThread, progress_reporter, report_of, status_server
 from midstep.controller.metrics import Observation
 from midstep.launch.job import Start, spec_of
-from midstep.policies.schema import Policy
-from midstep.policies.trainjob_policy import TrainJobPolicy
+from midstep.policies.schema import Policy, TrainJobPolicy
 from midstep.protocol.incidents import ReportedSeries
 from midstep.protocol.messages import StartProcess
 from midstep.protocol.types import Rendezvous
