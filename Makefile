@@ -24,7 +24,7 @@ DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mu
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
 SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore \
 	cann cann-releases versions ray torchtitan \
-	kubernetes cuda nightly-kubernetes nightly-machines nightly-megatron
+	kubernetes cuda nightly-fsdp nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
 
@@ -183,6 +183,10 @@ suite-kubernetes:
 # Real GPUs, one is enough: each part is a job or two, really killed. TESTS="PART" for some.
 suite-cuda:
 	$(BIN)/python -m tests.cuda.run $(TESTS)
+
+# Every rank of four meshes, lost at every moment of a step.
+suite-nightly-fsdp:
+	$(PYTEST) -v -m nightly -n $(WORKERS) --dist load --max-worker-restart 0 tests/chaos/fsdp $(TESTS)
 
 # Tests on Kubernetes that tell again what another test tells.
 suite-nightly-kubernetes:

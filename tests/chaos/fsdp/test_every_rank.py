@@ -36,10 +36,11 @@ class Mesh(NamedTuple):
     restore: str
     columns: int  # distance of two ranks that hold the two pieces of one parameter; 0: each has the whole of it
     others: int  # of two ranks that add something up before the clipping; 0: there are none
+    soaked: int = 1  # the rank whose job is not nightly: a job takes minutes
 
 
 MESHES = {
-    "4": Mesh(Setting(mesh=(4,)), "host_copy", columns=0, others=0),
+    "4": Mesh(Setting(mesh=(4,)), "host_copy", columns=0, others=0, soaked=0),
     "2x2": Mesh(Setting(mesh=(2, 2)), "replica", columns=1, others=2),  # gradients, between the rows
     "2x2 with tensor parallelism": Mesh(Setting(mesh=(2,), tensor=2), "host_copy", columns=2, others=1),
     "two rows with tensor parallelism": Mesh(Setting(mesh=(2, 1), tensor=2), "replica", columns=0, others=2),
@@ -126,8 +127,14 @@ def start(start_sharded: StartSharded, setting: Setting, faults: Sequence[ArmedF
     return start_sharded(setting, faults, **{"nodes": 1, "ranks_per_node": WORLD, "policy": POLICY, **options})
 
 
-@pytest.mark.parametrize("rank", range(WORLD))
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        pytest.param(name, rank, marks=[] if rank == mesh.soaked else pytest.mark.nightly)
+        for name, mesh in MESHES.items()
+        for rank in range(WORLD)
+    ],
+)
 def test_a_rank_is_lost_at_every_moment(
     start_sharded: StartSharded, calm_runs: dict[str, Record], name: str, rank: int
 ) -> None:
