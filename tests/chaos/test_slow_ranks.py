@@ -19,7 +19,7 @@ from midstep.protocol.incidents import JobStatus
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, Job
+from .jobs import PATIENCE_S, ROOMY, Job
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -77,7 +77,7 @@ def pulses(pid: int, stopped_s: float = 0.1, running_s: float = 0.05) -> Iterato
 
 
 @contextlib.contextmanager
-def quota(pid: int, share: float = 0.06) -> Iterator[None]:
+def quota(pid: int, share: float = 0.03) -> Iterator[None]:
     """Let a process have so much of a core, by a control group."""
     group = QUOTAS / f"midstep-{pid}"
     group.mkdir()
@@ -86,10 +86,19 @@ def quota(pid: int, share: float = 0.06) -> Iterator[None]:
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        for line in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):
-                (QUOTAS / "cgroup.procs").write_text(line)
-        group.rmdir()
+        (group / "cpu.cfs_quota_us").write_text("-1")  # a process that ends needs some of it
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            for line in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(OSError):
+                    (QUOTAS / "cgroup.procs").write_text(line)
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
