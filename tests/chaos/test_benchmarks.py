@@ -18,6 +18,7 @@ SHORT = {
     "failover": "--repeats 1",
     "false_alarms": "--steps 30 --policies tuned --loaders random",
     "policy_cost": "audits --repeat 1 --steps 4",
+    "fsdp": "recovery --mesh 2x1 --repeat 1 --size 4M",
     "link_ups": "--link-ups 10 --minutes 2",
     "long_job": "--incidents 20",
     "machine": "--ranks 100 --repeats 1",
@@ -67,6 +68,6 @@ def test_no_benchmark_is_left_out() -> None:
     """Those with a command line of their own."""
     assert {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()} == {
         *SHORT,
-        *("false_alarms_job", "overhead_job", "recovery_job", "repair_job"),  # which others run
+        *("false_alarms_job", "fsdp_job", "overhead_job", "recovery_job", "repair_job"),  # which others run
         "watched",  # its turns say nothing while other tests run, and take minutes
     }
