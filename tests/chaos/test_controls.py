@@ -1,9 +1,11 @@
 """What operators have a real job do: it stands still, saves, changes a process, passes a rung over; no bit changes."""
 
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from midstep.cli.main import main
@@ -105,9 +107,11 @@ SMALL = {
 
 
 def test_a_budget_is_raised_while_the_job_runs_and_the_next_controller_goes_by_it(
-    start_job: StartJob, undisturbed: Record
+    start_job: StartJob, undisturbed: Record, tmp_path: Path
 ) -> None:
     """The second kill is one too many for the first policy, which has no other rung left but the stop.
+
+    Another key is changed by a whole file, made of the one in force.
 
     What the policy forbids stays forbidden: a fault on purpose is refused, and so is the change that would allow it.
     """
@@ -124,8 +128,14 @@ def test_a_budget_is_raised_while_the_job_runs_and_the_next_controller_goes_by_i
     assert "in force from the next decision" in shown.output
     fixed = CliRunner().invoke(main, ["policy", "set", str(job.directory), "stall.factor=9", "--why", WHY, "--yes"])
     assert "stall.factor cannot change while the job runs" in fixed.output
+    file = tmp_path / "policy.yaml"
+    tree = yaml.safe_load(CliRunner().invoke(main, ["policy", "in-force", str(job.directory)]).output)
+    tree["incident"]["max_attempts"] = 7
+    file.write_text(yaml.safe_dump(tree))
+    apply_it = ["policy", "apply", str(job.directory), str(file), "--why", WHY, "--yes"]
+    assert "incident.max_attempts: 20 -> 7" in CliRunner().invoke(main, apply_it, catch_exceptions=False).output
     psutil.Process(job.controller_pid()).kill()
-    job.until(lambda status: status.term == 2 and status.policy_changes == 1, "the next controller")
+    job.until(lambda status: status.term == 2 and status.policy_changes == 2, "the next controller")
     for words in (["--rank", "1"], ["--rank", "1", "--why", WHY], ["--node", "node0"]):
         refused = CliRunner().invoke(main, ["inject", str(job.directory), *words])
         assert refused.exit_code != 0
@@ -137,9 +147,11 @@ def test_a_budget_is_raised_while_the_job_runs_and_the_next_controller_goes_by_i
     victim.kill()
     report = finish(job)
     assert [each["rung"] for each in report["incidents"]] == ["recover_in_place"] * 2
-    (record,) = report["controls"]
-    assert record["what"] == "change the policy: ladder.recover_in_place.budget.per_job: 1 -> 5"
-    assert record["asked"]["why"] == WHY
+    assert [each["what"] for each in report["controls"]] == [
+        "change the policy: ladder.recover_in_place.budget.per_job: 1 -> 5",
+        "change the policy: incident.max_attempts: 20 -> 7",
+    ]
+    assert all(each["asked"]["why"] == WHY for each in report["controls"])
     assert_same_numbers(job.record(), undisturbed)
 
 
