@@ -252,7 +252,7 @@ def rank_environment(
     }
     given = {**DEFAULTS, **base, **job.environment}
     if job.environment.get(names.TRAINJOB_REPORTED) == "1":
-        for name in (names.TRAINJOB_SERVER, names.TRAINJOB_CA_CERT, names.TRAINJOB_TOKEN):
+        for name in names.TRAINJOB:
             given.pop(name, None)
     if job.environment.get(names.VIRTUAL_LOCAL_RANK) == "1":
         rank |= {"LOCAL_RANK": 0, _VISIBLE_GPUS: _own_gpu(given.get(_VISIBLE_GPUS), order.local_rank)}

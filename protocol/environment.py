@@ -24,13 +24,9 @@ GRACE_S = "MIDSTEP_GRACE_S"  # of an agent: from SIGTERM to SIGKILL, as its envi
 VIRTUAL_LOCAL_RANK = "MIDSTEP_VIRTUAL_LOCAL_RANK"  # "1": a rank finds one GPU and LOCAL_RANK 0
 MINDIO = "MIDSTEP_MINDIO"  # "1": the program finds a package mindio_ttp, which is midstep's
 FAULTS = "MIDSTEP_FAULTS"  # a JSON list of ArmedFault, for tests and demonstrations
-# What Kubeflow's trainer sets in the containers of a TrainJob, for reports of its progress:
-TRAINJOB_SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
-TRAINJOB_CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
-TRAINJOB_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+TRAINJOB = tuple(f"KUBEFLOW_TRAINER_SERVER_{each}" for each in ("URL", "CA_CERT", "TOKEN"))  # set by Kubeflow's trainer
 TRAINJOB_REPORTED = "MIDSTEP_TRAINJOB_REPORTED"  # "1": the controller reports, and ranks do not see the three above
-# Of a job of several roles, each with a script of its own:
-ROLE = "MIDSTEP_ROLE"  # the name of the process's role
+ROLE = "MIDSTEP_ROLE"  # the name of the process's role, in a job of several, each with a script of its own
 ROLES = "MIDSTEP_ROLES"  # how many ranks each role has, as JSON
 ROLE_ATTEMPT = "MIDSTEP_ROLE_ATTEMPT"  # how often all roles have been started together
 ROLE_STORE = "MIDSTEP_ROLE_STORE"  # the file that says where the store of the roles is

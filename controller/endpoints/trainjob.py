@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ...policies.schema import TrainJobPolicy
-from ...protocol.environment import TRAINJOB_CA_CERT, TRAINJOB_SERVER, TRAINJOB_TOKEN
+from ...protocol.environment import TRAINJOB
 from ...protocol.errors import ConfigurationError
 from ...protocol.incidents import Outcome
 from ...protocol.private_files import read_secret
@@ -43,7 +43,7 @@ class StatusServer(msgspec.Struct, frozen=True):
 
 def status_server(environment: Mapping[str, str]) -> StatusServer | None:
     """Return what the trainer has put into this process's environment; None: not all of it is there."""
-    named = [environment.get(name, "") for name in (TRAINJOB_SERVER, TRAINJOB_CA_CERT, TRAINJOB_TOKEN)]
+    named = [environment.get(name, "") for name in TRAINJOB]
     return StatusServer(*named) if all(named) else None
 
 
@@ -111,7 +111,7 @@ def _text(value: float) -> str:
 
 def post(server: StatusServer, body: bytes) -> None:
     """Hand a report over once. Raises PostFailed."""
-    address = address_of(server.url, TRAINJOB_SERVER)
+    address = address_of(server.url, TRAINJOB[0])
     token = _token(server.token_file)
     headers = {"Content-Type": "application/json", "User-Agent": "midstep", "Authorization": f"Bearer {token}"}
     post_to(address, body, headers, server.ca_file)
@@ -239,11 +239,9 @@ def progress_reporter(
     server = status_server(environment)
     if server is None:
         _log.warning(
-            "trainjob.report: no progress is reported, as %s, %s and %s are not all set here. Kubeflow's trainer sets "
+            "trainjob.report: no progress is reported, as %s are not all set here. Kubeflow's trainer sets "
             "them in a TrainJob, from 2.2.0 and with its feature gate TrainJobStatus",
-            TRAINJOB_SERVER,
-            TRAINJOB_CA_CERT,
-            TRAINJOB_TOKEN,
+            ", ".join(TRAINJOB),
         )
         return None
     return ProgressReporter(server, policy, observe, ranks)
