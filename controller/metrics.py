@@ -100,12 +100,15 @@ METRICS = {
 
 Labels = tuple[str, ...]
 _NONE = "none"
-# There from the beginning: what grows from nothing to one has not increased, as Prometheus counts.
+# There from the beginning: what grows from nothing to one has not increased, as Prometheus counts. Not of kinds that
+# end the job, are shown only, or come with a planned change.
+_RARE = {FaultKind.REFUSED, FaultKind.SLOW_INPUT, FaultKind.DETECTOR, FaultKind.NODE_JOINED}
 _RESUMED = tuple(
-    (str(rung), str(Outcome.RESUMED), kind)
+    (str(rung), str(Outcome.RESUMED), str(kind))
     for rung in Rung
     if rung is not Rung.STOP
-    for kind in (*map(str, FaultKind), _NONE)
+    for kind in FaultKind
+    if kind not in _RARE
 )
 
 
