@@ -23,6 +23,7 @@ from ..protocol import environment as env
 from ..protocol.errors import ConfigurationError
 from ..protocol.identities import Role
 from ..protocol.incidents import JobStatus, Outcome
+from ..protocol.own_programs import own_program
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from ..protocol.wording import count
 from .display.terminal import Terminal
@@ -380,7 +381,7 @@ def _train(
 def _assets(folder: Path) -> Path:
     """Make what torchtitan's wheel lacks, once for both runs: in a process of its own, as it starts threads."""
     if not folder.exists():
-        command = [sys.executable, "-m", "midstep.examples.torchtitan.assets", str(folder)]
+        command = [*own_program("midstep.examples.torchtitan.assets"), str(folder)]
         made = subprocess.run(command, capture_output=True, text=True, timeout=ASSETS_S, check=False)
         if made.returncode != 0:
             raise ConfigurationError(f"`{' '.join(command[1:])}` failed: {made.stderr.strip()[-500:]}")

@@ -116,12 +116,12 @@ class GenerationStore:
     def _await(task: BackgroundTask[Any], store: "AuthenticatedStore", members: Sequence[int], missing: str) -> None:
         """Wait for the messages of all members at once: to ask for each of them would make the whole quadratic.
 
-        In the last part of the time it is found out who is missing.
+        The last part of the time is for finding out which rank is missing; if it does not suffice, none is named.
         """
         if not members:
             return
         keys = [_member_key(member) for member in members]
-        task.stage = f"rank {members[0]} {missing}"
+        task.stage = f"a rank {missing}"
         try:
             store.wait(keys, timedelta(seconds=task.remaining_s() * (1 - SHARE_TO_LOOK)))
         except DistStoreError as error:  # torch's name for a timeout

@@ -152,7 +152,9 @@ class ReportThread:
     def finish(self, limit_s: float) -> None:
         """Wait until the newest report was taken or given up, but not for longer than this; then post no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._newest is None, limit_s)
+            done = self._changed.wait_for(lambda: self._newest is None, limit_s)
+        if not done:
+            _log.error("the TrainJob's status server has not taken the progress at the end within %g s", limit_s)
         self.close()
 
     def close(self) -> None:
