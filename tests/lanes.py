@@ -197,8 +197,10 @@ class Preparations:
         for lane in self._lanes:
             began_s = time.monotonic()
             command = ["nice", "-n", "19", sys.executable, "-m", *lane.prepare.split()]
-            status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).returncode
-            say(f"{lane.name}: prepared in {_minutes(began_s):.1f} minutes beside the others, status {status}")
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            say(f"{lane.name}: prepared in {_minutes(began_s):.1f} minutes beside the others, status {done.returncode}")
+            if done.returncode != 0:
+                say(f"{lane.name}: {done.stderr.strip()[-1000:]}")
             self._ready[lane.name].set()
 
 
