@@ -5,9 +5,7 @@ BYTES`. `MESH`: `ddp`, or columns (`2`), or rows and columns (`2x2`); `BYTES`: p
 """
 
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
-from midstep.benchmarks.records import KILL_FILE, Recorder
+from midstep.benchmarks.records import Recorder, kill_once
 from midstep.examples.gpt import GPT, VOCABULARY, Shape
 
 DDP = "ddp"  # as `fsdp.py` has it, which this would import with more than it needs
@@ -72,9 +70,8 @@ def main(directory: Path, total: int, killed_step: int, mesh: str, size_bytes: i
         for step in state.steps(total):
             optimizer.zero_grad()
             loss = model(*batch(step.index, shape))
-            if step.index == killed_step and RANK == VICTIM and not (directory / KILL_FILE).exists():
-                (directory / KILL_FILE).write_text(str(time.monotonic()))
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step.index == killed_step and RANK == VICTIM:
+                kill_once(directory)
             loss.backward()
             with step.update():
                 optimizer.step()

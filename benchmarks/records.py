@@ -6,6 +6,7 @@ Nothing here asks midstep how it did: the same lines come from a job under torch
 import itertools
 import json
 import os
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 KILL_FILE = "kill"
 LOSE_NODE = "MIDSTEP_BENCH_LOSE_NODE"  # set: not one rank is killed, but its node
+NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by then
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
 
 
@@ -39,6 +41,17 @@ class Recorder:
 
     def _write(self, note: dict[str, Any]) -> None:
         os.write(self._fd, json.dumps({**note, "at_s": time.monotonic()}).encode() + b"\n")
+
+
+def kill_once(directory: Path) -> None:
+    """End this process, or its node, as a power cut would, and note when; only once in a run."""
+    if not (directory / KILL_FILE).exists():
+        if os.environ.get(LOSE_NODE):
+            time.sleep(NEIGHBOUR_S)
+        (directory / KILL_FILE).write_text(str(time.monotonic()))
+        if os.environ.get(LOSE_NODE):
+            os.kill(os.getppid(), signal.SIGKILL)  # the agent, and everything on its node ends with it
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)

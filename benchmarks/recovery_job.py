@@ -5,7 +5,6 @@ One script for both: resilient under `midstep run`; under torchrun plain, with a
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import midstep
 from midstep.benchmarks.launching import DEVICE
-from midstep.benchmarks.records import KILL_FILE, LOSE_NODE, Recorder
+from midstep.benchmarks.records import Recorder, kill_once
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY, Shape
 from midstep.processor.runtime import Runtime
 
@@ -25,7 +24,6 @@ CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
 STATE_BYTES = 126_000_000  # parameters and Adam's state
 WHOLE = "MIDSTEP_BENCH_INITIAL_VALUES"  # set: newcomers compute initial values, too
-NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by then
 PIECE_BYTES = 4 * 1024 * 1024
 TRANSPORTS = 5
 
@@ -54,17 +52,6 @@ def build() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
         network = GPT(SHAPE)
     model = DistributedDataParallel(network.to(own_device()))
     return model, torch.optim.Adam(model.parameters(), lr=3e-4)
-
-
-def kill_once(directory: Path) -> None:
-    """End this process, or its node, as a power cut would, and note when; only once in a run."""
-    if not (directory / KILL_FILE).exists():
-        if os.environ.get(LOSE_NODE):
-            time.sleep(NEIGHBOUR_S)
-        (directory / KILL_FILE).write_text(str(time.monotonic()))
-        if os.environ.get(LOSE_NODE):
-            os.kill(os.getppid(), signal.SIGKILL)  # the agent, and everything on its node ends with it
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def resilient(directory: Path, total: int, killed_step: int, recorder: Recorder) -> None:
