@@ -1,4 +1,4 @@
-"""What `on_node_relaunch` calls in these tests: writes down what it was given."""
+"""A function for `on_node_relaunch` in these tests: it writes down what it was given."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What operators have a real job do: it stands still, saves, changes a process, passes a rung over; no bit changes."""
+"""An operator makes a real job stand still, save, change a process or pass a rung over; no bit changes."""
 
 import time
 from pathlib import Path

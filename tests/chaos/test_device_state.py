@@ -1,4 +1,4 @@
-"""What a rank has from its device comes back with it: the random numbers of its generator, and its environment."""
+"""A rank gets back what its device gave it: the random numbers of its generator, and its environment."""
 
 from pathlib import Path
 

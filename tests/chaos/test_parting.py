@@ -1,4 +1,4 @@
-"""What a training process gives back when it ends by itself."""
+"""A training process that ends by itself gives back what it holds."""
 
 import json
 from pathlib import Path

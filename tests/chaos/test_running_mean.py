@@ -1,4 +1,4 @@
-"""What a script changes after its update block, and what ranks hold under one name."""
+"""Values that a script changes after its update block, and what ranks hold under one name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the user or the machine got wrong: it is said clearly, and before anything runs where that is possible."""
+"""Mistakes of the user or the machine are named clearly, and before anything runs where that is possible."""
 
 from pathlib import Path
 

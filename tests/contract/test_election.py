@@ -1,4 +1,4 @@
-"""What an election promises, with real processes: one leads; a dead or frozen one is replaced, and harms nothing."""
+"""An election among real processes: one leads; a dead or frozen one is replaced, and harms nothing."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What an exploration may do: how large the world is, and how much goes wrong in it."""
+"""The bounds of an exploration: how large the world is, and how much goes wrong in it."""
 
 import msgspec
 

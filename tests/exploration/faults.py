@@ -1,4 +1,4 @@
-"""What can go wrong: as many moves as the budget allows, at every point."""
+"""All that can go wrong: as many moves as the budget allows, at every point."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

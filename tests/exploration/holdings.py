@@ -1,4 +1,4 @@
-"""What a process of an exploration really holds, whatever it says of itself: what it does is judged by it."""
+"""The state that a process of an exploration really holds, whatever it says: it is judged by that."""
 
 from midstep.protocol.errors import CommunicatorFailed, StateLost
 from midstep.protocol.messages import RankReady, SaveCheckpoint

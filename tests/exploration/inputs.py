@@ -1,4 +1,4 @@
-"""What a training process of an exploration begins with, waits for, and what can come to it: all as values."""
+"""A training process of an exploration as values: its beginning, its waits, and all that can reach it."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""What training processes do by themselves: train, link up, and see that others are gone."""
+"""Training processes act by themselves: they train, link up, and see that others are gone."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What is decided about faults, the barriers and the deadlines, broken on purpose."""
+"""Decisions about faults, the barriers and the deadlines, broken on purpose."""
 
 from .mutant import Mutant
 

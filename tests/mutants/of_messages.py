@@ -1,4 +1,4 @@
-"""What is believed, taken twice, or said again after a restart of the controller, broken on purpose."""
+"""Rules for what is believed, taken twice, or said again after a restart of the controller, broken on purpose."""
 
 from .mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""What can come between while all ranks stop at a step boundary: played by hand, as few simulated jobs get there.
+"""Events that come while all ranks stop at a step boundary, played by hand: few simulated jobs get there.
 
 Each way in which some ranks have stopped already, each event, and each of a few ladders.
 """

@@ -1,4 +1,4 @@
-"""What the machine decided in every job of many seeds: a recording, and what has changed against it.
+"""A recording of the machine's decisions in every job of many seeds, and what has changed against it.
 
     python tests/simulation/decisions.py record FILE [--seeds 0:10000]   before a change
     python tests/simulation/decisions.py compare FILE                    after it: the same seeds, 1 if one differs

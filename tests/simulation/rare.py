@@ -1,4 +1,4 @@
-"""What few simulated jobs come upon, or none: played by hand."""
+"""Events that few simulated jobs meet, or none, played by hand."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What the tables of the machine claim is what happens: no less, and no more."""
+"""The tables of the machine claim no less and no more than what happens."""
 
 import gc
 

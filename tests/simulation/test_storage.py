@@ -1,4 +1,4 @@
-"""What a played process holds while state is brought back to it."""
+"""Storage of a played process while state is brought back to it."""
 
 from midstep.testing.simulation.process import Memory
 

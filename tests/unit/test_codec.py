@@ -1,4 +1,4 @@
-"""What goes into the codec comes out of it, and whatever else comes in is refused in one of two ways."""
+"""The codec gives back what went in, and refuses all else in one of two ways."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a listener takes follows from the descriptors that its process may have."""
+"""A listener takes as many connections as the descriptors of its process allow."""
 
 import resource
 

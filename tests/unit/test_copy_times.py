@@ -1,4 +1,4 @@
-"""What copies take of a step is said once, when enough steps have been measured."""
+"""The share of a step that copies take is said once, when enough steps have been measured."""
 
 import pytest
 

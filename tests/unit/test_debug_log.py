@@ -1,4 +1,4 @@
-"""What survivors of a fault have to say goes into a log that no terminal shows."""
+"""Survivors of a fault write into a log that no terminal shows."""
 
 import logging
 from pathlib import Path

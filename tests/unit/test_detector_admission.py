@@ -1,4 +1,4 @@
-"""What a detector may say to the controller, and how what it said reads afterwards."""
+"""A detector may say certain things to the controller, and these read in a certain way afterwards."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What torch-npu asks of a group in front of HCCL's, beyond the collectives, reaches HCCL's."""
+"""Requests of torch-npu to a group in front of HCCL's, beyond the collectives, reach HCCL's."""
 
 from datetime import timedelta
 from types import SimpleNamespace

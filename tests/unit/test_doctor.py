@@ -1,4 +1,4 @@
-"""What the doctor finds on a machine, and which job it tries there."""
+"""The doctor says what it finds on a machine, and which job it tries there."""
 
 import sys
 from typing import Any

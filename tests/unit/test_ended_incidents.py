@@ -1,4 +1,4 @@
-"""What a platform is told of the incidents of its job: those that are over, in a line each, asked for as a viewer."""
+"""A platform hears of the incidents of its job that are over, in a line each, asked for as a viewer."""
 
 import asyncio
 

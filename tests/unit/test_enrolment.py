@@ -1,4 +1,4 @@
-"""Who is admitted to a job, under which name and session, and who is refused with which reason."""
+"""Nodes are admitted to a job under a name and a session, or refused with a reason."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who has computed a wrong gradient: found from repetitions by peers, in whatever order ranks hear of them."""
+"""Peers' repetitions tell which rank has computed a wrong gradient, in whatever order ranks hear of them."""
 
 import pytest
 

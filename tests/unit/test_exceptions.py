@@ -1,4 +1,4 @@
-"""What an exception means: by patterns that are data, and never swallowed when no pattern knows it."""
+"""Patterns that are data give exceptions a meaning; one that no pattern knows is never swallowed."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `midstep policy explain` says is what the machine decides, word for word: same facts, same text."""
+"""`midstep policy explain` says what the machine decides, word for word: same facts, same text."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Who is to blame, from step clocks and exit statuses alone."""
+"""Step clocks and exit statuses alone tell which rank is to blame."""
 
 from typing import Any
 

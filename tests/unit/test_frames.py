@@ -1,4 +1,4 @@
-"""What goes into frames comes out of them, message by message; what is no frame is refused in one of two ways."""
+"""Frames give back what went in, message by message, and anything else is refused in one of two ways."""
 
 import random
 

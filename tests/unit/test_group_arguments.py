@@ -1,4 +1,4 @@
-"""What `midstep.init_process_group` is asked for: torch's arguments, compared with the job that runs the script."""
+"""`midstep.init_process_group` compares torch's arguments with the job that runs the script."""
 
 import inspect
 from datetime import timedelta

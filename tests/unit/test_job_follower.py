@@ -1,4 +1,4 @@
-"""What `midstep run` says of an incident while it happens: a line for each turn, and none that repeats another."""
+"""`midstep run` follows an incident: a line for each turn, and none that repeats another."""
 
 from pathlib import Path
 

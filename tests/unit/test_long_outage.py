@@ -1,4 +1,4 @@
-"""What is said while there is no controller is kept for as long as training may continue without one."""
+"""Messages are kept without a controller for as long as training may continue without one."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was last printed on a node that is lost: how much of it is told, kept and shown, and that it decides nothing."""
+"""The last words of a lost node: how much of them is told, kept and shown, and that they decide nothing."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What an incident costs grows with the number of ranks, not with its square. Counted in lines, so it is exact."""
+"""The cost of an incident grows with the number of ranks, not with its square. Counted in lines, so it is exact."""
 
 import sys
 from types import FrameType

@@ -1,4 +1,4 @@
-"""What people are told of a job: decided from how it stands, owed until taken, and known to the next controller."""
+"""Notices to people: decided from the job's status, owed until taken, and known to the next controller."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What the NPU device makes of torch-npu's answers, on the fake chip and on a scripted one."""
+"""The NPU device understands torch-npu's answers, on the fake chip and on a scripted one."""
 
 import ast
 import threading

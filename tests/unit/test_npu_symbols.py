@@ -1,4 +1,4 @@
-"""What CANN or the chip cannot do is said before a recovery needs it."""
+"""Abilities that CANN or the chip lacks are named before a recovery needs them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a button of the page asks the controller for: the limit of a budget is a change of the policy in force."""
+"""A button of the page asks the controller for what it says: a budget's limit is a change of the policy in force."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a platform says of itself and of nodes that it will take away, and what the machine orders then."""
+"""A platform speaks of itself and of nodes that it will take away, and the machine answers with orders."""
 
 from typing import Any
 

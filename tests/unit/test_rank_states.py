@@ -1,4 +1,4 @@
-"""Who is waited for follows from where the ranks stand, and from nothing else."""
+"""The ranks that are waited for follow from where the ranks stand, and from nothing else."""
 
 from midstep.controller.recovery.events import DeadlinePassed, StopRequested
 from midstep.controller.recovery.state import Phase

@@ -1,4 +1,4 @@
-"""What a user reads who has no Ray, or names no directory for a job on it. Nothing is made then."""
+"""A user without Ray, or without a directory for a job on it, reads what to do. Nothing is made then."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What leaves the house has no secret in it, and all else is as it was."""
+"""Text that leaves the house has no secret in it, and all else is as it was."""
 
 import pytest
 

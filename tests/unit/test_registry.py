@@ -1,4 +1,4 @@
-"""What is registered comes back; what is mutable and not registered is named."""
+"""Registered values come back; mutable ones that are not registered are named."""
 
 import collections
 import random

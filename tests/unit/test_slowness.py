@@ -1,4 +1,4 @@
-"""What is done about a node that is slow: it is shown, or drained, a few times at most."""
+"""A slow node is shown, or drained, a few times at most."""
 
 import msgspec
 import pytest

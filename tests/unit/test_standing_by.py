@@ -1,4 +1,4 @@
-"""What nodes and operators are told of the controllers of a job."""
+"""Nodes and operators hear of the controllers of a job."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the launcher decides about its controller: how long to wait, when it is lost, what is tried, what is said."""
+"""The launcher decides about its controller: how long to wait, when it is lost, what is tried, what is said."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What an admin may do about the lead: promote a controller that stands by, and pause the failover."""
+"""An admin may promote a controller that stands by, and pause the failover."""
 
 import time
 from pathlib import Path

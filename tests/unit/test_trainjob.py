@@ -1,4 +1,4 @@
-"""What a TrainJob is told of the progress: within the trainer's bounds, the newest only, not by the script as well."""
+"""A TrainJob hears of the progress within the trainer's bounds: the newest only, and not from the script as well."""
 
 import logging
 import math

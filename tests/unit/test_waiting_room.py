@@ -1,4 +1,4 @@
-"""Who goes when places for handshakes are short: never a connection that is in the middle of its own."""
+"""Where places for handshakes are short, a connection in the middle of its own never has to leave."""
 
 import random
 import socket

@@ -1,4 +1,4 @@
-"""What the loss of nodes and ranks would cost is what the ladder says of the job as it stands."""
+"""The forecast of what a loss of nodes and ranks costs is what the ladder says of the job as it stands."""
 
 import msgspec
 import pytest

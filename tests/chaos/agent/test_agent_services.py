@@ -1,4 +1,4 @@
-"""What an agent does for the ranks of its node: a store, a word with the controller, a look at their step clocks."""
+"""An agent gives the ranks of its node a store, a word with the controller, and a look at their step clocks."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What happens when no copy of a shard is left, or no rung of the ladder: training goes on from a checkpoint."""
+"""Where no copy of a shard is left, or no rung of the ladder, training continues from a checkpoint."""
 
 import functools
 from collections.abc import Callable, Sequence

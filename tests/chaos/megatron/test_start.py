@@ -1,4 +1,4 @@
-"""What a Megatron job is told at its start."""
+"""A Megatron job says at its start what it has, and what it cannot do."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What stands in for torch-npu and MindSpeed when MindSpeed-LLM's high_availability folder is imported on a CPU.
+"""Stand-ins for torch-npu and MindSpeed, for MindSpeed-LLM's high_availability folder imported on a CPU.
 
 Its own files and Megatron-LM's are those of the checkouts. The packages above the folder are empty here: what they
 import is about models and NPUs.

@@ -1,4 +1,4 @@
-"""Who comes to a controller that does not lead is told so, and where the one is that does: real ports and keys."""
+"""A controller that does not lead says so to all that come, and where the leader is: real ports and keys."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What the launcher asks of a driver: signs of life whatever happens, and a stop that is asked for once."""
+"""A driver gives its launcher signs of life whatever happens, and takes a stop once."""
 
 import asyncio
 import contextlib

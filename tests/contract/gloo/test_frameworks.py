@@ -1,4 +1,4 @@
-"""What torch builds on process groups keeps its group objects, and works before and after a reconnect."""
+"""Parts of torch that stand on process groups keep their groups, and work before and after a reconnect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an election by a Lease promises: one leads, a silent one is replaced, an API that is away is no end."""
+"""An election by a Lease: one leads, a silent one is replaced, an API that is away is no end."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What midstep takes torch-npu to be, held against the published packages.
+"""The published packages of torch-npu are as midstep takes them to be.
 
 Nothing of them is run. For each release: every call that midstep makes is there with its parameters, the methods that
 torch-npu itself calls on a backend are known, and the error texts are looked for in the compiled library.

@@ -1,4 +1,4 @@
-"""What is said to ClusterD, and to the job, in answer to each signal and each change of the job's status."""
+"""Each signal of ClusterD, and each change of the job's status, has its answer."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What pods and hosts mean for the controller: lost, going, staying. Objects of the API go in, reports come out."""
+"""Pods and hosts become lost, going or staying nodes: objects of the API go in, reports come out."""
 
 from typing import Any
 
