@@ -74,7 +74,8 @@ def test_a_machine_that_one_role_leaves_for_a_fault_is_left_by_the_other_between
     """Each role has a node with ranks there, and a spare elsewhere. The other role loses no step and no budget."""
     cluster.mend()
     undisturbed = run_undisturbed(tmp_path / "undisturbed", ranks=MOST_RANKS, steps=STEPS)
-    world = {"script": str(TRAINING), "ranks": MOST_RANKS, "nnodes": MOST_RANKS, "spares": 1, "ladder": LADDER}
+    ladder = [{"rung": "recover"}, {"rung": "stop"}]
+    world = {"script": str(TRAINING), "ranks": MOST_RANKS, "nnodes": MOST_RANKS, "spares": 1, "ladder": ladder}
     roles = {
         name: {**world, "arguments": [str(tmp_path / f"records-{name}"), str(steps), "0.01"]}
         for name, steps in (("actor", STEPS), ("rollout", ENDLESS))
