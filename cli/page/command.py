@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from ...controller.endpoints.metrics_server import is_loopback
 from ...launch.directories import base_directory, jobs
@@ -32,7 +33,7 @@ from ..frame import Command, operator_options
 from ..kept_forecast import kept_forecast
 from ..orders import ASK_S
 from ..what_if import can_create, policy_of
-from .jobs import JobAccess, JobList, PagedJobs, named_job
+from .jobs import JobAccess, JobList, MeantRole, PagedJobs, meant_role, named_job
 from .sections import Checkpoint, Looked
 from .sentence import sentence
 
@@ -136,7 +137,7 @@ def page(
             raise click.UsageError("--all is for the jobs on this machine: leave out JOB and --controller.")
         served, line = _of_all()
     else:
-        served, line = _of_one(reached(job, controller, token_file), {*tokens, Role(role)})
+        served, line = _of_one(job, reached(job, controller, token_file), {*tokens, Role(role)})
     key = "" if role == Role.VIEWER else secrets.token_urlsafe(24)
     viewers, closed = tokens.pop(Role.VIEWER, ""), not is_loopback(host)
     others = (*tokens.items(), *([(Role(role), key)] if key else []))
@@ -149,28 +150,49 @@ def page(
         server.serve(served, place, listener, _input_ends() if until_input_ends else None)
 
 
-def _of_one(target: ReachedJob, roles: set[Role]) -> tuple[PagedJobs, str]:
+def _of_one(name: str | None, target: ReachedJob, roles: set[Role]) -> tuple[PagedJobs, str]:
     """Return what serves one job, and how it stands. Raises MidstepError, so that a wrong name is said at once."""
     _require_reach(target, roles)
-    access = access_to(target)
+    access = access_to(target, meant_role(name, target))
     first = access.look()
-    return PagedJobs(access), f"{first.status.job}: {sentence(first.status, first.note).text}"
+    return PagedJobs(access), f"{first.status.job}: {sentence(first.status, first.note, first.whole).text}"
 
 
 def _of_all() -> tuple[PagedJobs, str]:
     base = base_directory()
     many = len(jobs(base))
-    return (
-        PagedJobs(None, find=lambda name: access_to(named_job(name, base)), listing=JobList(base)),
-        f"{count(many, 'job')} in {base}",
-    )
+
+    def find(name: str) -> JobAccess:
+        target = named_job(name, base)
+        return access_to(target, meant_role(name, target))
+
+    return PagedJobs(None, find=find, listing=JobList(base)), f"{count(many, 'job')} in {base}"
 
 
-def access_to(target: ReachedJob) -> JobAccess:
-    """Return what the page asks of a job."""
+def access_to(target: ReachedJob, role: MeantRole | None = None) -> JobAccess:
+    """Return what the page asks of a job. `role`: which one it is of a job of several, to be found again each time."""
+    present: Callable[[], ReachedJob] = (lambda: target) if role is None else role.present
     return JobAccess(
-        looker(target), lambda request: target.ask(request, ASK_S), lambda: bundle_of(target), log_of(target)
+        looker(target) if role is None else role_looker(role),
+        lambda request: present().ask(request, ASK_S),
+        lambda: bundle_of(present()),
+        log_of(present),
     )
+
+
+def role_looker(role: MeantRole) -> Callable[[], Looked]:
+    """Return what looks at a role as it stands: also at the one that has begun again with all others."""
+    target = role.present()
+    look_at = looker(target)
+
+    def look_again() -> Looked:
+        nonlocal target, look_at
+        present = role.present()
+        if present != target:
+            target, look_at = present, looker(present)
+        return msgspec.structs.replace(look_at(), whole=role.whole())
+
+    return look_again
 
 
 def _say_where(at: str, role: str, key: str, with_job: bool) -> None:
@@ -277,12 +299,17 @@ def _policy_and_checkpoints(directory: Path) -> tuple[Policy | None, Path | None
     return policy, directory / (policy.checkpoint.directory or "checkpoints")
 
 
-def log_of(target: ReachedJob) -> Callable[[int, int], str] | None:
+def log_of(present: Callable[[], ReachedJob]) -> Callable[[int, int], str] | None:
     """Return what reads the end of what a process of a rank has printed; None where no log of the job can be here."""
-    if not isinstance(target, HereJob):
+    if not isinstance(present(), HereJob):
         return None
-    directory = str(target.directory)
-    return lambda rank, incarnation: end_of_log(output_log(directory, rank, incarnation), MOST_OF_LOG)
+
+    def read(rank: int, incarnation: int) -> str:
+        target = present()
+        assert isinstance(target, HereJob)
+        return end_of_log(output_log(str(target.directory), rank, incarnation), MOST_OF_LOG)
+
+    return read
 
 
 def _newest(checkpoints: Path) -> Checkpoint | None:

@@ -15,15 +15,25 @@ import msgspec
 
 from ...controller.endpoints.control_requests import Reply
 from ...controller.endpoints.control_requests import Request as OperatorRequest
-from ...launch.directories import JOURNAL_FILE, checked_name, find_job, is_group, jobs, read_founding
-from ...launch.reached_job import HereJob, look, look_at_group
+from ...controller.role_group import GroupPhase, GroupRestart
+from ...launch.directories import (
+    JOURNAL_FILE,
+    checked_name,
+    find_job,
+    is_group,
+    jobs,
+    present_role_directory,
+    read_founding,
+    read_group,
+)
+from ...launch.reached_job import GroupLook, HereJob, ReachedJob, RoleLook, look, look_at_group
 from ...protocol.errors import ConfigurationError, MidstepError
 from ...protocol.incidents import JobStatus
 from ..bundle import SupportBundle
 from ..views.wording import cell
 from .live import LiveJob
 from .sections import Looked
-from .sentence import Mood, sentence
+from .sentence import Mood, WholeJob, sentence
 
 MOST_OPEN = 8  # jobs that are looked at
 MOST_LISTED = 50  # the latest
@@ -139,6 +149,42 @@ def named_job(name: str, base: Path) -> HereJob:
     return HereJob(find_job(str(base / name), base))
 
 
+class MeantRole(msgspec.Struct, frozen=True):
+    """A role of a job of several, by its name: when all of them begin again, it is in another directory."""
+
+    folder: Path
+    role: str
+
+    def present(self) -> HereJob:
+        """Return the role as it stands. Raises ConfigurationError."""
+        return HereJob(present_role_directory(self.folder, self.role))
+
+    def whole(self) -> WholeJob | None:
+        """Return how the job stands that it belongs to; None: it has not begun. Raises ConfigurationError."""
+        record = read_group(self.folder)
+        if record is None:
+            return None
+        return _whole(record.group.phase, record.group.exit_code, record.group.reason, record.group.restarts)
+
+
+def meant_role(name: str | None, found: ReachedJob) -> MeantRole | None:
+    """Return the role that a name means, which has led to a job; None: a job that is none, or one attempt by its path.
+
+    Raises ConfigurationError.
+    """
+    if not isinstance(found, HereJob) or not name:
+        return None
+    folder, role = found.directory.parent.parent, Path(name).name
+    is_role = is_group(folder) and role in read_founding(folder).plan.names
+    return MeantRole(folder, role) if is_role else None
+
+
+def _whole(phase: GroupPhase, exit_code: int | None, reason: str, restarts: tuple[GroupRestart, ...]) -> WholeJob:
+    if phase is GroupPhase.RESTARTING and restarts:
+        reason = f"role {restarts[-1].role}: {restarts[-1].reason}"
+    return WholeJob(phase, exit_code, reason)
+
+
 class JobList:
     """Tells of all jobs below a folder, a line each, and of jobs of roles a line for each role."""
 
@@ -155,15 +201,10 @@ class JobList:
         try:
             if not is_group(directory):
                 return [self._line(name, directory)]
-            roles = look_at_group(directory).roles
-            if not roles:
+            group = look_at_group(directory)
+            if not group.roles:
                 return [_unread(f"{name}/{role}", "it has not begun") for role in read_founding(directory).plan.names]
-            return [
-                _unread(f"{name}/{role.role}", role.note or role.state)
-                if role.status is None
-                else _read(f"{name}/{role.role}", role.status, role.note)
-                for role in roles
-            ]
+            return [_role_line(name, group, role) for role in group.roles]
         except MidstepError as error:
             return [_unread(name, str(error))]
 
@@ -188,11 +229,21 @@ def _written_s(directory: Path) -> float:
     return max(times)
 
 
-def _read(name: str, status: JobStatus, note: str) -> dict[str, Any]:
-    said = sentence(status, note)
+def _role_line(job: str, group: GroupLook, role: RoleLook) -> dict[str, Any]:
+    """Return the line of a role, which may be as it is because of another one."""
+    name = f"{job}/{role.role}"
+    if role.status is None:
+        return _unread(name, role.note or role.state, Mood.STARTING if group.live else Mood.ASKS)
+    return _read(
+        name, role.status, role.note, _whole(GroupPhase(group.phase), group.exit_code, group.reason, group.restarts)
+    )
+
+
+def _read(name: str, status: JobStatus, note: str, whole: WholeJob | None = None) -> dict[str, Any]:
+    said, is_over = sentence(status, note, whole), Looked(status, note, whole=whole).is_over
     figures = {"headline": said.headline, "figures": said.figures, "at_s": status.at_s}
-    return {"name": cell(name), "mood": str(said.mood), **figures, "ended": status.exit_code is not None}
+    return {"name": cell(name), "mood": str(said.mood), **figures, "ended": is_over}
 
 
-def _unread(name: str, why: str) -> dict[str, Any]:
-    return {"name": cell(name), "mood": str(Mood.ASKS), "headline": cell(why), "figures": "", "at_s": 0, "ended": False}
+def _unread(name: str, why: str, mood: Mood = Mood.ASKS) -> dict[str, Any]:
+    return {"name": cell(name), "mood": str(mood), "headline": cell(why), "figures": "", "at_s": 0, "ended": False}

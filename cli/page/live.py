@@ -121,7 +121,7 @@ class LiveJob:
             return IN_JOURNAL_S
         self.looked = looked
         self._tell(parts)
-        if looked.status.exit_code is not None:
+        if looked.is_over:
             return ENDED_S
         return pause_s(len(looked.status.ranks), in_journal=bool(looked.note))
 

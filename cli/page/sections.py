@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...controller.role_group import GroupPhase
 from ...policies.schema import Policy
 from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, ReportedSeries, leader_of
 from ...protocol.time_spent import TimeCategory, TimeSpent
@@ -20,7 +21,7 @@ from ..views.report_text import outcome_line
 from ..views.time_text import MEANING
 from ..views.timeline import incident_end_s, phase_seconds
 from ..views.wording import cell, duration_text, telling_line
-from .sentence import sentence
+from .sentence import WholeJob, sentence
 
 MOST_INCIDENTS = 100
 MOST_FAULTS = 50
@@ -29,6 +30,7 @@ MOST_REASONS = 20
 MOST_RECORDS = 30
 _OUTPUT_LINES = 12
 _Value = TypeVar("_Value")
+_Span = tuple[float, float | None]
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Looked(msgspec.Struct, frozen=True):
     """One look at a job. `note`: why the status is not live. `policy`: its text, and `in_force` what it says.
 
     `can_create_nodes`: None: that is not known here. `changes`: how many while the job ran are in `in_force`; -1: that
-    is not known. `forecast`: the one that was kept with the job.
+    is not known. `forecast`: the one that was kept with the job. `whole`: of a role, the job that it belongs to.
     """
 
     status: JobStatus
@@ -53,13 +55,21 @@ class Looked(msgspec.Struct, frozen=True):
     can_create_nodes: bool | None = None
     changes: int = -1
     forecast: TimeSpent | None = None
+    whole: WholeJob | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True when it has ended, and does not begin again by itself."""
+        return self.status.exit_code is not None and not (
+            self.whole is not None and self.whole.phase is GroupPhase.RESTARTING
+        )
 
 
 class SectionWriter:
     """Writes the parts of the page. An incident that is over is put into words once."""
 
     def __init__(self) -> None:
-        self._ended: dict[int, tuple[float | None, dict[str, Any]]] = {}  # by number: until when, in words
+        self._ended: dict[int, tuple[_Span, dict[str, Any]]] = {}  # by number: when it was, in words
 
     def write(self, looked: Looked) -> dict[str, bytes]:
         """Return the parts by name, each as one line of JSON."""
@@ -85,11 +95,11 @@ class SectionWriter:
         }
         return {name: msgspec.json.encode(part) for name, part in parts.items()}
 
-    def _told(self, incident: Incident, at_s: float) -> tuple[float | None, dict[str, Any]]:
-        known = self._ended.get(incident.number)
-        if known is not None and known[0] == incident.resumed_s:
+    def _told(self, incident: Incident, at_s: float) -> tuple[_Span, dict[str, Any]]:
+        known, span = self._ended.get(incident.number), (incident.began_s, incident.resumed_s)
+        if known is not None and known[0] == span:  # else it is another one: a role that has begun again counts again
             return known
-        return incident.resumed_s, _incident(incident, at_s)
+        return span, _incident(incident, at_s)
 
 
 def node_data(status: JobStatus, name: str) -> dict[str, Any] | None:
@@ -113,7 +123,7 @@ def runs(values: Iterable[_Value]) -> list[tuple[_Value, int]]:
 
 
 def _head(looked: Looked) -> dict[str, Any]:
-    status, said = looked.status, sentence(looked.status, looked.note)
+    status, said = looked.status, sentence(looked.status, looked.note, looked.whole)
     return {
         "job": cell(status.job),
         "mood": str(said.mood),

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from ...controller.role_group import GroupPhase
 from ...protocol.compat import StrEnum
 from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome
 from ...protocol.types import Rung
@@ -33,6 +34,14 @@ class Mood(StrEnum):
     FAILED = "failed"
 
 
+class WholeJob(msgspec.Struct, frozen=True):
+    """The job of several roles that a role belongs to. `reason`: why all begin again, or why the job ends or ended."""
+
+    phase: GroupPhase
+    exit_code: int | None = None
+    reason: str = ""
+
+
 class Sentence(msgspec.Struct, frozen=True):
     """The state of a job in one sentence. `asks`: all that an operator is asked for, the most pressing thing first.
 
@@ -50,10 +59,10 @@ class Sentence(msgspec.Struct, frozen=True):
         return f"{self.headline} ({self.figures})" if self.figures else self.headline
 
 
-def sentence(status: JobStatus, note: str = "") -> Sentence:
-    """Return the sentence for a status. `note`: why the status is not live; empty if it is."""
+def sentence(status: JobStatus, note: str = "", whole: WholeJob | None = None) -> Sentence:
+    """Return the sentence for a status. `note`: why the status is not live; empty if it is. `whole`: of a role."""
     if status.exit_code is not None:
-        return _ended(status)
+        return _ended(status) if whole is None else _ended_in(whole, status)
     asks = asked(status)
     if note:
         first = "a controller: none answers, and until one does no fault is answered"
@@ -80,8 +89,7 @@ def asked(status: JobStatus) -> tuple[str, ...]:
 
 def _undisturbed(status: JobStatus, asks: tuple[str, ...]) -> Sentence:
     if status.phase in _STARTING:
-        doing = "Waits for nodes" if status.phase == "waiting" else "Starts its processes"
-        return Sentence(Mood.STARTING, doing, f"{_ranks(status)}", asks)
+        return Sentence(Mood.STARTING, _starting(status), f"{_ranks(status)}", asks)
     if status.phase == "saving":
         return Sentence(Mood.RECOVERING, "Writes a checkpoint before it ends", _step(status), asks)
     if status.phase == "finishing":
@@ -93,12 +101,33 @@ def _undisturbed(status: JobStatus, asks: tuple[str, ...]) -> Sentence:
     return Sentence(Mood.TRAINING, f"{doing}, nothing is asked of you", _figures(status))
 
 
+def _starting(status: JobStatus) -> str:
+    if status.phase == "waiting":
+        return "Waits for nodes"
+    # A script that does not call midstep is never further than this.
+    run = bool(status.ranks) and all(rank.pid and rank.state == "starting" for rank in status.ranks)
+    return "Its processes run, and none has called midstep so far" if run else "Starts its processes"
+
+
 def _ended(status: JobStatus) -> Sentence:
     reason = telling_line(status.reason) or "no reason is known"
     if status.exit_code == 0:
         return Sentence(Mood.ENDED, f"Ended well: {reason}", _step(status))
     asks = (f"what to do now: `midstep report {cell(status.job)}` tells why it ended",)
     return Sentence(Mood.FAILED, f"Ended with exit code {status.exit_code}: {reason}", _step(status), asks)
+
+
+def _ended_in(whole: WholeJob, status: JobStatus) -> Sentence:
+    """Return the sentence for a role that has ended: it may have been stopped because of another one."""
+    reason = telling_line(whole.reason) or "no reason is known"
+    if whole.phase is GroupPhase.RESTARTING:
+        return Sentence(Mood.RECOVERING, f"All roles begin again from their checkpoints: {reason}", _step(status))
+    if whole.exit_code is None:  # the others train
+        return _ended(status)
+    if whole.exit_code == 0:
+        return Sentence(Mood.ENDED, f"Ended well, with the job: {reason}", _step(status))
+    asks = ("what to do now: `midstep report JOB/ROLE` tells why each role ended",)
+    return Sentence(Mood.FAILED, f"Ended with the job, exit code {whole.exit_code}: {reason}", _step(status), asks)
 
 
 def _recovering(status: JobStatus, incident: Incident, asks: tuple[str, ...]) -> Sentence:

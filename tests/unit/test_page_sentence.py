@@ -50,6 +50,15 @@ def test_a_job_that_trains_asks_nothing() -> None:
     assert said.text == "Training, nothing is asked of you (step 41,220, 3.1 steps/s, 4 ranks on 2 nodes)"
 
 
+def test_processes_that_run_and_have_not_called_midstep_are_told_as_that() -> None:
+    """A script that does not call it stays so: it is not being started for days."""
+    ranks = tuple(RankStatus(rank, "node0", 0 if rank else 100, 1, "starting", 0, "") for rank in range(2))
+    assert sentence(status(phase="starting", ranks=ranks)).headline == "Starts its processes"
+    run = tuple(msgspec.structs.replace(rank, pid=100) for rank in ranks)
+    said = sentence(status(phase="starting", ranks=run))
+    assert (said.mood, said.headline) == (Mood.STARTING, "Its processes run, and none has called midstep so far")
+
+
 def test_a_recovery_is_named_with_whom_how_and_for_how_long() -> None:
     said = sentence(status(phase="rejoining", incidents=(killed(),)))
     assert said.mood is Mood.RECOVERING
