@@ -48,7 +48,7 @@ PICTURES = Path(__file__).parents[2] / "out" / "page"
 BLOCK = 88  # pixels from a node of up to two ranks to the next one on the map
 DESK: dict[str, Any] = {"viewport": {"width": 1240, "height": 900}}
 DARK: dict[str, Any] = {**DESK, "color_scheme": "dark"}
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2}
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 844}, "device_scale_factor": 2}
 MANY = 10_000
 
 
