@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from midstep.devices.kinds import CPU, device_kind
 
@@ -26,6 +28,12 @@ class JobFailed(Exception):
 def end_jobs_on_sigterm() -> None:
     """Let a benchmark that is told to end take its job and its files along."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def progress(console: Console) -> Progress:
+    """Return a bar of what was run so far, which shows on a terminal only: a file keeps the lines of results."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def foreign_cores() -> float:

@@ -21,7 +21,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from midstep.benchmarks import figures, launching, records
@@ -76,8 +75,7 @@ def job(system: str, ranks: int, steps: int, folder: Path) -> float:
 def measure(sizes: tuple[int, ...], repeat: int, steps: int, *, with_jobs: bool) -> dict[str, Any]:
     """Run everything in turn; return, by size, the repetitions."""
     found: dict[int, list[dict[str, Any]]] = {ranks: [] for ranks in sizes}
-    look = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*look, console=console) as progress:
+    with launching.progress(console) as progress:
         task = progress.add_task("", total=repeat * len(sizes))
         for number in range(repeat):
             for ranks in sizes:

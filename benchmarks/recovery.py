@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from midstep.benchmarks import figures, launching, records
@@ -110,14 +109,7 @@ def measure(
     """Run everything in turn, so that all see the same weather; return the summaries by system and size."""
     runs: dict[tuple[str, int], list[Run]] = {(system, ranks): [] for ranks in sizes for system in systems}
     failures = dict.fromkeys(runs, 0)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    with launching.progress(console) as progress:
         task = progress.add_task("", total=repeat * len(runs))
         for _ in range(repeat):
             for (system, ranks), done in runs.items():

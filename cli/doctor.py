@@ -78,8 +78,9 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     """
     console = Terminal(width=WIDTH)
     environment = {**device_kind(NPU).environment, **os.environ}
-    findings, devices = examine(environment)
-    on_gpus, gpus = examine_gpus(os.environ)
+    with console.status("looking for devices and their libraries"):  # torch is imported; on a terminal only
+        findings, devices = examine(environment)
+        on_gpus, gpus = examine_gpus(os.environ)
     kind = NPU if devices else CUDA if gpus else FAKE
     devices = devices or gpus
     findings += on_gpus

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from midstep.benchmarks import launching
 
@@ -22,7 +21,6 @@ from .results import Attempt, Results
 
 Kind = TypeVar("Kind")
 console = Console(stderr=True, highlight=False)
-LOOK = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 
 def listed(read: Callable[[str], Kind], _: click.Context, __: click.Parameter, given: str) -> tuple[Kind, ...]:
@@ -64,7 +62,7 @@ def programs_for(peers: tuple[str, ...], found: Results) -> Path:
 
 def run_all(left: list[Trial], found: Results, file: Path | None, *, programs: Path, limit_s: float) -> None:
     """Run them one after another, and keep what is found after each."""
-    with Progress(*LOOK, console=console) as progress:
+    with launching.progress(console) as progress:
         task = progress.add_task("", total=len(left))
         for each in left:
             progress.update(task, description=str(each))

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +13,8 @@ from queue import Queue
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from midstep.benchmarks.metrics import START_S, beaten, training
+from midstep.controller.endpoints import metrics_server
 from midstep.controller.endpoints.metrics_server import (
     MOST_AT_ONCE,
     MetricsServer,
@@ -20,12 +23,15 @@ from midstep.controller.endpoints.metrics_server import (
     metrics_place,
 )
 from midstep.controller.metrics import METRICS, MOST_REASONS, MetricKind, MetricsBook, MetricsSnapshot, Observation
+from midstep.controller.recovery.machine import RecoveryMachine
+from midstep.controller.time_account import TimeAccount
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.time_spent import TimeCategory
 from midstep.testing.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0
+MANY, RANKS_OF_A_NODE = 10_000, 16
 
 
 def observed(cluster: FakeCluster, *, step: int = 5, refused: dict[str, int] | None = None) -> Observation:
@@ -161,6 +167,54 @@ def test_a_scrape_tells_what_was_published(snapshot: MetricsSnapshot, serve: typ
     assert {name.removesuffix("_total") for name in METRICS} == {*told}
     (step,) = told["midstep_step"].samples
     assert step.value == 5.0
+
+
+def published_by(nodes: int) -> MetricsSnapshot:
+    """What the loop publishes of a job that trains, of so many nodes."""
+    machine, account = training(nodes, RANKS_OF_A_NODE)
+    board, now = beaten(nodes, RANKS_OF_A_NODE), START_S
+    seen = Observation(now, machine.state, board.reached(), account.until(now), account.windows(now), {}, 1)
+    return MetricsBook("1").snapshot(seen)
+
+
+def test_a_scrape_of_ten_thousand_ranks_is_the_work_of_one_of_sixteen_and_asks_the_loop_for_nothing(
+    serve: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The series are the same, whatever the size; a thread makes the answer, of nothing but what was published.
+
+    How long it takes is measured by `benchmarks/metrics.py`.
+    """
+    small, large = published_by(1), published_by(MANY // RANKS_OF_A_NODE)
+    assert large.values["midstep_ranks_asked"] == {(): MANY}
+    assert large.values["midstep_ranks"][("training",)] == MANY
+    made_by: list[int] = []
+
+    def made(snapshot: MetricsSnapshot) -> Iterator[object]:
+        made_by.append(threading.get_ident())
+        assert snapshot is large
+        return families(snapshot)
+
+    def asked(*args: object) -> None:
+        raise AssertionError("a scrape has asked for what the loop knows")
+
+    address = serve(large)
+    monkeypatch.setattr(metrics_server, "families", made)
+    for of in (MetricsBook, RecoveryMachine, TimeAccount):
+        for name in ("snapshot", "state", "until", "windows"):
+            if hasattr(of, name):
+                monkeypatch.setattr(of, name, asked)
+    told = [scraped(address) for _ in range(3)]
+    assert len(made_by) == 3
+    assert threading.get_ident() not in made_by
+    assert told[0].count("\n") < 600
+    assert told == told[:1] * 3
+    monkeypatch.undo()
+    assert series(large) == series(small)
+
+
+def series(snapshot: MetricsSnapshot) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Name and labels of each series."""
+    return {(each.name, tuple(each.labels.items())) for family in families(snapshot) for each in family.samples}
 
 
 def test_a_scrape_without_the_token_is_refused(snapshot: MetricsSnapshot, serve: type, tmp_path: Path) -> None:
