@@ -58,12 +58,12 @@ class Buddies:
     @property
     def elements(self) -> int:
         """The number of elements of this rank's own piece; its peer copy is about as large."""
-        return sum(parameter.numel() for parameter in main_parameters(self._own.leaves))
+        return sum(parameter.numel() for parameter in main_parameters(self._own.leaves.values()))
 
     @property
     def sent_bytes(self) -> int:
         """The bytes that are sent to the buddy in each step."""
-        return sum(parameter.nbytes for parameter in main_parameters(self._own.leaves))
+        return sum(parameter.nbytes for parameter in main_parameters(self._own.leaves.values()))
 
     def send(self) -> None:
         """Start to send this step's final gradients and rates, and to receive the peer copy's. On all ranks."""

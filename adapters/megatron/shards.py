@@ -6,7 +6,7 @@ cuts its state over the ranks of one optimizer instance; each further instance h
 parameters are no shard then: they follow from the pieces by a copy and a gather (`derive_parameters`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -161,9 +161,9 @@ def derive_parameters(parts: Parts) -> None:
         group.param_gather_dispatched = False
 
 
-def main_parameters(leaves: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def main_parameters(leaves: Iterable[Any]) -> Iterator[torch.Tensor]:
     """Yield the parameters that optimizers update, in their order."""
-    for leaf in leaves.values():
+    for leaf in leaves:
         for group in leaf.optimizer.param_groups:
             yield from group["params"]
 

@@ -28,6 +28,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ...processor.framework import OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...protocol.types import InjectionPoint, ShardHold
@@ -36,7 +38,7 @@ from .parts import Parts, bucket_groups
 from .process_groups import refuse_stale
 from .rank_local_state import RankLocalState
 from .replicas import RankPlace, Replica, Replicas
-from .shards import derive_parameters
+from .shards import derive_parameters, is_distributed, main_parameters
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
@@ -99,6 +101,19 @@ class MegatronState:
     def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of each shard that is here."""
         return self._replicas.digests()
+
+    @property
+    def changes_in_updates_alone(self) -> bool:
+        """True with plain optimizers. What a distributed one updates may lie in the buffer that a gather writes to."""
+        return not any(is_distributed(leaf) for leaf in self._parts.leaves)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that this rank's update will use."""
+        return [each.grad for each in main_parameters(self._parts.leaves) if each.grad is not None]
+
+    def trained(self) -> list[torch.Tensor]:
+        """Return the parameters that the backward pass computes gradients of."""
+        return [each for chunk in self._parts.chunks for each in chunk.parameters() if each.requires_grad]
 
     def capture_local(self) -> bytes:
         """Capture the rank-local state as it will be after this step's update; receive the peer copy's gradients."""
