@@ -87,6 +87,8 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     agreed: int  # the newest state that passed a vote; 0: none has
     copies: Annotated[dict[str, Copies], Meta(max_length=MOST_SHARDS)]
     changed: dict[int, list[str]]  # of each rank, the shards whose memory has changed between two updates
+    steady: bool  # no rank knows that the script changes them there
+    left_out: Annotated[list[str], Meta(max_length=MOST_SHARDS)]  # shards whose copies never were equal
 
 
 class VoteResult(msgspec.Struct, frozen=True):
@@ -94,19 +96,23 @@ class VoteResult(msgspec.Struct, frozen=True):
 
     `odd`: of each rank that differs from a majority, the shards. `misled`: those of them that may have been sent their
     copy by another odd one, and `arrived`: those whose copy was right when it was sent.
-    `changed`: of each rank, the shards whose memory has changed where nothing may. `undecided`: the ranks that hold a
+    `changed`: of each rank, the shards whose memory has changed where nothing may. `steady`: not where the script
+    changes it. `undecided`: the ranks that hold a
     shard of which no rank can be blamed, and `hashes`: all that they have of it. `never_equal`:
     shards whose copies were not equal in the first vote on them either. `single`: those that one rank alone holds.
+    `first`: no rank has seen copies that are equal before.
     `agreed`: the newest state that had passed a vote before.
     """
 
     agreed: int
     odd: dict[int, tuple[str, ...]]
     changed: dict[int, tuple[str, ...]]
+    steady: bool
     undecided: dict[str, tuple[int, ...]]
     never_equal: tuple[str, ...]
     voted: bool  # some rank has said what it holds
     single: tuple[str, ...]
+    first: bool
     misled: tuple[int, ...] = ()
     arrived: tuple[int, ...] = ()
     hashes: dict[str, tuple[int, ...]] = {}
@@ -156,39 +162,50 @@ class Ballot(Gathered[_Said]):
         agreed: int = 0,
         proven: frozenset[str] = frozenset(),
         changed: tuple[str, ...] = (),
+        steady: bool = True,
         received: frozenset[str] = frozenset(),
+        left_out: frozenset[str] = frozenset(),
     ) -> None:
         """`hashes`: of the shards here. `changed`: those whose memory has changed since they were hashed.
 
-        `received`: those that came from another rank after the last vote that passed.
+        `steady`: not where the script is known to change them. `received`: those that came from another rank after the
+        last vote that passed. `left_out`: those that are voted on no more: a new process has not heard it.
         """
         self.changed = changed
         copies: dict[str, Copies] = {}
         for shard_id, each in hashes.items():
             voices: list[Held] = [{each: [rank]}, {}]
             copies[shard_id] = Copies(shard_id in proven, *(reversed(voices) if shard_id in received else voices))
-        super().__init__(_Said(agreed, copies, {rank: list(changed)} if changed else {}))
+        mine = {rank: list(changed)} if changed else {}
+        super().__init__(_Said(agreed, copies, mine, steady, sorted(left_out)))
 
     def _united(self, theirs: _Said) -> _Said:
         ours = self._known
         copies = dict(ours.copies)
         for shard_id, each in theirs.copies.items():
             copies[shard_id] = each if shard_id not in copies else copies[shard_id].united(each)
-        return _Said(max(ours.agreed, theirs.agreed), copies, {**ours.changed, **theirs.changed})
+        changed, steady = {**ours.changed, **theirs.changed}, ours.steady and theirs.steady
+        left_out = sorted({*ours.left_out, *theirs.left_out})
+        return _Said(max(ours.agreed, theirs.agreed), copies, changed, steady, left_out)
 
     def result(self, world_size: int) -> VoteResult:
         """Return what follows, once the barrier is passed.
 
-        Where the memory of most ranks has changed the script has changed it.
+        Where the memory of most ranks has changed the script has changed it. So it is taken in the first vote of a job,
+        before which no rank has seen copies that are equal.
         """
-        by_script = 2 * len(self._known.changed) > world_size
-        changed = {} if by_script else self._known.changed
+        changed = self._known.changed
+        first = not any(each.proven for each in self._known.copies.values())
+        steady = self._known.steady and not (changed and (first or 2 * len(changed) > world_size))
+        changed = changed if steady else {}
         odd: dict[int, list[str]] = {}
         undecided: dict[str, tuple[int, ...]] = {}
         never_equal, single = list[str](), list[str]()
         themselves, misled, arrived = set[int](), set[int](), set[int]()
         for shard_id, copies in sorted(self._known.copies.items()):
-            if len(copies.hashes) == 1:
+            if shard_id in self._known.left_out:
+                never_equal.append(shard_id)
+            elif len(copies.hashes) == 1:
                 single += [shard_id] if len(copies.holders) == 1 else []
             elif not copies.proven:
                 never_equal.append(shard_id)
@@ -203,10 +220,12 @@ class Ballot(Gathered[_Said]):
             agreed=self._known.agreed,
             odd={rank: tuple(shards) for rank, shards in sorted(odd.items())},
             changed={rank: tuple(shards) for rank, shards in sorted(changed.items())},
+            steady=steady,
             undecided=undecided,
             never_equal=tuple(never_equal),
             voted=bool(self._known.copies),
             single=tuple(single),
+            first=first,
             hashes={shard_id: tuple(sorted(self._known.copies[shard_id].hashes)) for shard_id in undecided},
             misled=tuple(sorted(misled - themselves - arrived - set(changed))),
             arrived=tuple(sorted(arrived - themselves - misled)),

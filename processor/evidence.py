@@ -10,6 +10,7 @@ wrong; else one that has a part in all differences of the step: a rank that is w
 gradient and in the one that it repeats.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Annotated
@@ -67,12 +68,14 @@ class Evidence(Gathered[_Said]):
     def findings(self) -> Findings:
         """Return what follows."""
         now, before = self._known.now, self._known.before
-        wrong, undecided = _judged(united(now, before))
+        wrong, taken_part, undecided = _judged(united(now, before))
         differing = list(_differing(now))
+        for rank in taken_part:
+            wrong[rank] = max(wrong[rank], sum(rank in by for _, by in chain(differing, _differing(before))))
         return Findings(
             known=bool(now),
             equal=not differing,
-            wrong={rank: sum(rank in by for _, by in chain(differing, _differing(before))) for rank in sorted(wrong)},
+            wrong=dict(sorted(wrong.items())),
             undecided=tuple(sorted(undecided)),
             proven=self._known.proven,
             differing=tuple(subject for subject, _ in differing),
@@ -100,21 +103,26 @@ def _hashes(by: By) -> set[int]:
     return set(chain.from_iterable(by.values()))
 
 
-def _judged(computed: Computed) -> tuple[set[int], set[int]]:
-    """Return the ranks that are wrong, and those among which one is that cannot be told."""
-    wrong, open_ = set[int](), list[set[int]]()
+def _judged(computed: Computed) -> tuple[Counter[int], set[int], set[int]]:
+    """Return how often ranks were wrong where it is known what is right, those that are wrong for what they differ in.
+
+    And those among which one is wrong that cannot be told.
+    """
+    counted, wrong, open_ = Counter[int](), set[int](), list[set[int]]()
     for _, by in _differing(computed):
         held = sorted((sum(each in hashes for hashes in by.values()), each) for each in _hashes(by))
         (fewer, _), (most, right) = held[-2:]
         unsteady = {rank for rank, hashes in by.items() if len(set(hashes)) > 1}
         if most > fewer:
-            wrong |= {rank for rank, hashes in by.items() if set(hashes) != {right}}
+            counted.update({rank: len(others) for rank, hashes in by.items() if (others := {*hashes} - {right})})
         elif len(unsteady) == 1:
             wrong |= unsteady
         else:
             open_.append(set(by))
-    left = [ranks for ranks in open_ if not ranks & wrong]
+    for ranks in open_:  # what is not told apart is explained by a rank that is known to be wrong
+        counted.update(ranks & counted.keys())
+    left = [ranks for ranks in open_ if not ranks & (wrong | counted.keys())]
     common = set.intersection(*left) if len(left) > 1 else set()
     if len(common) == 1:
-        return wrong | common, set()
-    return wrong, set(chain.from_iterable(left))
+        return counted, wrong | common, set()
+    return counted, wrong, set(chain.from_iterable(left))

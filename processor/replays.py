@@ -5,15 +5,11 @@ step (`integrity.audit_steps`) each rank first runs the script's step for the ra
 given goes to the next rank, with the random numbers, buffers and values as they are there. Its collectives end at once,
 without peers; what it gives to reductions is hashed. At its update block the train function is left, the rank-local
 state put back, and the step begins again, now with the rank's own inputs and real collectives, hashed as well. The
-hashes are compared in the commit barrier (`evidence.py`), before the update.
-
-The first audited steps find out whether a step can be repeated at all: each rank repeats its own as well. Until that
-has gone well twice no rank is blamed.
+hashes are compared in the commit barrier, before the update (`audits.py`).
 """
 
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import xxhash
@@ -21,50 +17,32 @@ import xxhash
 from ..communicators.base import Listening
 from ..communicators.host_memory import dtype_name, memory_of
 from ..protocol.errors import CommunicatorError, ConfigurationError, Interrupted
-from ..protocol.faults import EACH_TIME
-from ..protocol.types import Activity, Assertion, FaultKind, FaultLevel, IntegrityAction
-from ..protocol.wording import ranks_text
+from ..protocol.types import Activity
 from . import tree
-from .evidence import Computed, Evidence, Findings, united
+from .audits import Contribution, Pass
 from .framework import Repeatable
 
 if TYPE_CHECKING:
+    from .audits import Audits
     from .framework import Framework
     from .local_state import LocalState
     from .runtime import Runtime
 
-FIRST_AUDIT = 2  # updates: by then the layout of DDP's buckets is the final one
-SELF_TESTS = 2  # in which repetitions have to be equal before a rank is blamed
-_log = logging.getLogger("midstep")
 
-
-class _Contribution(NamedTuple):
-    """A reduction, and the hash of what this rank has given to it."""
-
-    text: str
-    hash: int
-
-
-class _Pass:
+class _Pass(Pass):
     """One pass over a step. It listens to the collectives."""
 
     def __init__(self, *, subject: int, alone: bool) -> None:
-        """`subject`: the rank whose gradient is computed. `alone`: no collective is done."""
-        self.subject = subject
+        """`alone`: no collective is done."""
+        super().__init__(subject)
         self.alone = alone
-        self.contributions: list[_Contribution] = []
         self.has_inputs = False
-
-    @property
-    def hash(self) -> int:
-        """The hash of all that was given."""
-        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([each.hash for each in self.contributions]))
 
     def given(self, op: str, args: Sequence[Any]) -> bool:
         """Hash what a reduction gets. Return whether the collective is to be done."""
         for tensor in _reduced(op, args):
             found = xxhash.xxh3_64_intdigest(memory_of(tree.tensor_bytes(tensor)))
-            self.contributions.append(_Contribution(f"{op} of {tensor.numel()} {dtype_name(tensor.dtype)}", found))
+            self.contributions.append(Contribution(f"{op} of {tensor.numel()} {dtype_name(tensor.dtype)}", found))
         return not self.alone
 
 
@@ -75,23 +53,16 @@ class _Handed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Replays:
-    """The audits of one rank. Used by the train thread; without `integrity.audit_steps` it does nothing."""
+    """The repetitions of one rank for its audits. In the train thread; without `audit_steps` it does nothing."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", own: "LocalState") -> None:
+    def __init__(self, runtime: "Runtime", framework: "Framework", own: "LocalState", audits: "Audits") -> None:
         """Raise ConfigurationError where a step of this framework cannot be repeated by another rank."""
         self._runtime = runtime
         self._framework = framework
         self._own = own
-        self._every_steps = runtime.settings.integrity_audit_steps
-        self._report_only = runtime.settings.integrity_then is IntegrityAction.REPORT
-        self.is_on = self._every_steps > 0 and runtime.world_size > 1
-        if self.is_on:
+        self._audits = audits
+        if audits.is_on:
             _refuse_others(runtime, framework)
-        self._proven = False
-        self._tests = {True: 0, False: 0}  # first audits, by whether all was equal
-        self._doubtful = -1  # the step that is repeated since its gradients differed
-        self._before: Computed = {}  # of that step, in the attempts until now
-        self._reported: set[FaultKind] = set()  # that stand, where training goes on all the same
         self.resumed()
 
     def resumed(self) -> None:
@@ -99,13 +70,8 @@ class Replays:
         self._left = False  # the train function was left on purpose
         self._ahead: list[int] = []  # whose gradients this rank computes before its own
         self._replayed = -1  # the step for which that is done
-        self._done: list[_Pass] = []
+        self._audits.done = []
         self._listen(None)
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a step is audited: the same on all ranks."""
-        first = FIRST_AUDIT <= step < FIRST_AUDIT + SELF_TESTS
-        return self.is_on and step >= FIRST_AUDIT and (first or step % self._every_steps == 0)
 
     @property
     def repeats(self) -> bool:
@@ -114,14 +80,13 @@ class Replays:
 
     def begins(self, step: int) -> None:
         """Begin a step; leave the train function where others are to be repeated first. Raises Interrupted."""
-        if self.repeats or not self.is_due(step):
+        if self.repeats or not self._audits.is_due(step):
             return
         if self._replayed == step:
             self._listen(_Pass(subject=self._runtime.rank, alone=False))
             return
-        rank, world_size = self._runtime.rank, self._runtime.world_size
-        self._ahead = [(rank - 1) % world_size, *([] if self._proven else [rank])]
-        self._replayed, self._done, self._left = step, [], True
+        self._ahead, self._audits.done = self._audits.subjects, []
+        self._replayed, self._left = step, True
         raise Interrupted
 
     def goes_on(self, step: int) -> bool:
@@ -177,7 +142,7 @@ class Replays:
                 "integrity.audit_steps is set, and no gradient is reduced in the steps of this script before its "
                 "update block: there is nothing to compare. Set audit_steps: 0 (docs/integrity.md)"
             )
-        self._done.append(done)
+        self._audits.done.append(done)
         self._listen(None)
         if done.alone:
             self._left = True
@@ -185,40 +150,13 @@ class Replays:
 
     def failed(self, error: Exception) -> None:
         """Raise ConfigurationError if a step cannot be repeated at all; else do nothing, as the error is a fault."""
-        if self.repeats and not self._proven and not isinstance(error, CommunicatorError | ConfigurationError):
+        if self.repeats and not self._audits.proven and not isinstance(error, CommunicatorError | ConfigurationError):
             subject = self._pass.subject if self._pass is not None else -1
             raise ConfigurationError(
                 f"integrity.audit_steps is set, and rank {self._runtime.rank} cannot repeat a step of rank {subject}: "
                 f"{type(error).__name__}: {error}. What step.inputs(...) gets must be all that a step needs of its "
                 "rank; or set audit_steps: 0 (docs/integrity.md)"
             ) from error
-
-    def evidence(self) -> Evidence | None:
-        """Return what this rank says in the commit barrier; None without audits."""
-        if not self.is_on:
-            return None
-        now: Computed = {}
-        for each in self._done:
-            now = united(now, {each.subject: {self._runtime.rank: [each.hash]}})
-        return Evidence(now, self._before, proven=self._proven)
-
-    def counted(self, step: int, evidence: Evidence) -> None:
-        """Follow from what all ranks have computed. After the barrier, before the update.
-
-        Raises Interrupted on all ranks if the step has to be repeated, and ConfigurationError if that is of no use.
-        """
-        findings, done, self._done = evidence.findings(), self._done, []
-        self._proven = self._proven or findings.proven
-        if not findings.known:
-            return
-        if not self._proven:
-            self._tested(step, findings, done)
-        elif findings.equal:
-            self._passed(step, findings)
-        elif self._report_only:
-            self._note_wrong(step, findings)
-        else:
-            self._lost(step, findings, evidence)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -227,60 +165,6 @@ class Replays:
         self._runtime.injection_points.replaying = self.repeats
         if isinstance(self._runtime.communicator, Listening):
             self._runtime.communicator.listener = each
-
-    def _tested(self, step: int, findings: Findings, done: Sequence[_Pass]) -> None:
-        """Count one of the first audits: of a computation that does not repeat itself no rank can be blamed."""
-        self._tests[findings.equal] += 1
-        if findings.equal:
-            self._proven = self._tests[True] >= SELF_TESTS
-            return
-        why = _why_not_equal(findings, _first_difference(self._runtime.rank, done))
-        _log.warning("step %d: %s", step, why)
-        if self._tests[False] >= SELF_TESTS:
-            raise ConfigurationError(f"integrity.audit_steps is set, and {why}. Or set audit_steps: 0")
-
-    def _passed(self, step: int, findings: Findings) -> None:
-        rank = self._runtime.rank
-        if rank in findings.wrong:
-            detail = f"rank {rank} computed a wrong gradient in step {step}, and the right one when it was repeated"
-            _log.error("%s", detail)
-            self._runtime.report_fault(
-                FaultKind.WRONG_GRADIENT,
-                detail,
-                FaultLevel.NOT_HANDLE,
-                fault_id=f"wrong gradient of step {step}",
-                assertion=Assertion.OCCUR,
-            )
-        self._doubtful, self._before = -1, {}
-        for kind in self._reported:
-            self._note(kind, "gradients are equal again", Assertion.RECOVER)
-        self._reported.clear()
-
-    def _lost(self, step: int, findings: Findings, evidence: Evidence) -> None:
-        """Leave the step with all other ranks, and say why if that is for this rank to say."""
-        rank, report = self._runtime.rank, self._runtime.report_fault
-        self._before = united(self._before if self._doubtful == step else {}, evidence.own)
-        self._doubtful = step
-        if rank in findings.wrong:
-            code = EACH_TIME if findings.wrong[rank] > 1 else None
-            report(FaultKind.WRONG_GRADIENT, _what(rank, step, findings), mendable=True, code=code)
-        elif not findings.wrong and rank == min(findings.undecided):
-            report(FaultKind.GRADIENTS_DIFFER, _undecided(step, findings), mendable=True)
-        raise Interrupted
-
-    def _note_wrong(self, step: int, findings: Findings) -> None:
-        rank = self._runtime.rank
-        if rank in findings.wrong:
-            self._note(FaultKind.WRONG_GRADIENT, _what(rank, step, findings), Assertion.OCCUR)
-        elif not findings.wrong and rank == min(findings.undecided):
-            self._note(FaultKind.GRADIENTS_DIFFER, _undecided(step, findings), Assertion.OCCUR)
-
-    def _note(self, kind: FaultKind, detail: str, assertion: Assertion) -> None:
-        """Have something shown, for as long as it stands."""
-        if assertion is Assertion.OCCUR:
-            self._reported.add(kind)
-        fault_id = f"{kind} {self._runtime.rank}"
-        self._runtime.report_fault(kind, detail, FaultLevel.NOT_HANDLE, fault_id=fault_id, assertion=assertion)
 
 
 def _refuse_others(runtime: "Runtime", framework: "Framework") -> None:
@@ -329,46 +213,6 @@ def _moved(given: Any, device: Any) -> Any:
     if isinstance(given, list | tuple):
         return type(given)(_moved(each, device) for each in given)
     return given.to(device) if hasattr(given, "is_floating_point") else given
-
-
-def _first_difference(rank: int, done: Sequence[_Pass]) -> str:
-    """Say where two passes of this rank over its own step differ."""
-    own = [each.contributions for each in done if each.subject == rank]
-    if len(own) < 2:
-        return ""
-    first, second = own[:2]
-    for number, (one, other) in enumerate(zip(first, second, strict=False), start=1):
-        if one != other:
-            return f"reduction {number} of {len(second)} ({other.text})"
-    return "" if len(first) == len(second) else f"the number of reductions ({len(first)} and {len(second)})"
-
-
-def _why_not_equal(findings: Findings, here: str) -> str:
-    if findings.unsteady:
-        where = f", here first in {here}" if here else ""
-        return (
-            f"{ranks_text(findings.unsteady)} computed another gradient when repeating a step of its own{where}: "
-            "something in the training is not deterministic (torch.use_deterministic_algorithms(True) names it), or "
-            "depends on what a collective brings"
-        )
-    return (
-        f"another rank that repeats a step of {ranks_text(findings.differing)} computes another gradient: what "
-        "step.inputs(...) gets, with random numbers, buffers and registered values, must be all that a step needs of "
-        "its rank"
-    )
-
-
-def _what(rank: int, step: int, findings: Findings) -> str:
-    times = findings.wrong[rank]
-    often = f", {times} times in this step: each time that it computes" if times > 1 else ""
-    return f"rank {rank} computed another gradient than the repetitions of step {step}{often}"
-
-
-def _undecided(step: int, findings: Findings) -> str:
-    return (
-        f"{ranks_text(findings.undecided)} computed different gradients of the same inputs in step {step}, and one of "
-        "them is wrong: the repetition tells which"
-    )
 
 
 _encode = msgspec.msgpack.Encoder().encode

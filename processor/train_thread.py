@@ -22,6 +22,7 @@ from ..protocol.rules import OUT_OF_MEMORY, JobRule, RuleAction
 from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_loop as act
+from .audits import Audits
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
@@ -64,7 +65,8 @@ class TrainThread(Surroundings):
         self._votes = Votes(runtime, framework, step_state)
         self._copies = HostCopies(runtime, framework, self._votes)
         _arm_flips(runtime, framework)
-        self._replays = Replays(runtime, framework, self._own)
+        self._audits = Audits(runtime)
+        self._replays = Replays(runtime, framework, self._own, self._audits)
         self._phases = RecoveryPhases(runtime, framework, self._own, step_state, self._copies)
         self._checkpoints = CheckpointWriter(runtime, framework)
         self._exception_policy = ExceptionPolicy(runtime)
@@ -138,7 +140,7 @@ class TrainThread(Surroundings):
         if begins:
             self._replays.begins(step)
         if begins and not self._replays.repeats:
-            self._votes.begins(step, wanted=self._checkpoints.due(step) or self._replays.is_due(step))
+            self._votes.begins(step, wanted=self._checkpoints.due(step) or self._audits.is_due(step))
         return begins
 
     def inputs(self, given: Any) -> Any:
@@ -182,13 +184,13 @@ class TrainThread(Surroundings):
         """
         agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
         breaches = () if self._judge is None else self._judge.judge(index, self._ledger.reported(), time.monotonic())
-        ballot, evidence = self._votes.ballot(), self._replays.evidence()
+        ballot, evidence = self._votes.ballot(), self._audits.evidence(index)
         gathering = ballot if evidence is None else Together(ballot, evidence)
         met = self._runtime.communicator.barrier(agrees=agrees, verdict=worst(breaches), gathering=gathering)
         if ballot is not None:
             self._votes.counted(index, ballot)
         if evidence is not None:
-            self._replays.counted(index, evidence)
+            self._audits.counted(index, evidence)
         self._copies.agreed(by_all=met.agrees and not met.verdict)
         if breaches or met.verdict:
             self._report_breaches(index, breaches, met.verdict)

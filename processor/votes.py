@@ -97,26 +97,30 @@ class Votes:
     def begins(self, step: int, *, wanted: bool) -> None:
         """Hash what is here, if this step has a vote. `wanted`: by a checkpoint of this state, or an audit."""
         self._found, self._begun = None, step
-        first = 1 if self._proven else FIRST_VOTE  # who comes back to the first step votes on it, as on any other
-        if self._on and step >= first and (wanted or self._is_due(step)):
+        if self._on and step and (wanted or self._is_due(step)):
             self._found = self._digests()
 
     def ballot(self) -> Ballot | None:
         """Return what this rank says in the commit barrier of this step; None where ranks do not vote.
 
-        It says nothing where it knows of no vote, and hears of one that others hold all the same.
+        It says nothing of its shards where it knows of no vote, and hears of one that others hold all the same.
         """
-        if not self._on:
+        if not self._on and not self._left_out:
             return None
         found = self._found or {}
         changed = self._changed(found) if self._steady and found else ()
-        if changed and not self._proven:
-            self._changes_by_right(changed)
-            changed = ()
         self._open = {name: each.whole for name, each in found.items()}
         hashes = {name: each for name, each in self._open.items() if name not in self._left_out}
-        rank, received = self._runtime.rank, self._received
-        return Ballot(rank, hashes, agreed=self.agreed, proven=self._proven, changed=changed, received=received)
+        return Ballot(
+            self._runtime.rank,
+            hashes,
+            agreed=self.agreed,
+            proven=self._proven,
+            changed=changed,
+            steady=self._steady,
+            received=self._received,
+            left_out=self._left_out,
+        )
 
     def counted(self, step: int, ballot: Ballot) -> None:
         """Follow from the vote that all ranks have taken part in. After the barrier, before the update.
@@ -127,9 +131,11 @@ class Votes:
         if not result.voted:
             return
         mine, self._open, self._found = self._open, {}, None
+        if result.first and step < FIRST_VOTE:  # where others have voted before a new process comes back to it, it does
+            return
         if result.never_equal:
             self._leave_out(result.never_equal)
-        if ballot.changed and self._runtime.rank not in result.changed:
+        if self._steady and not result.steady:
             self._changes_by_right(ballot.changed)
         if result.passed:
             self._passed(step, mine, unchecked=len(self._left_out.union(result.single).intersection(mine)))
@@ -144,6 +150,8 @@ class Votes:
         Runs where the commit barrier broke before this rank had heard what all say.
         """
         mine, self._open = self._open, {}
+        if step < FIRST_VOTE and not self._proven:
+            return
         if mine and self._then is not IntegrityAction.REPORT:  # which goes on from one that is lost, too
             self._passed(step, mine, unchecked=len(self._left_out.intersection(mine)))
 
@@ -254,12 +262,14 @@ class Votes:
             self._on = False
 
     def _changes_by_right(self, shards: tuple[str, ...]) -> None:
+        """Look at memory no more before an update, on any rank: a new process could not tell what its script does."""
         self._steady = False
-        _log.warning(
-            "%s changes between the updates of this script: memory that changes by itself is found only where it "
-            "differs from other copies",
-            _named(shards),
-        )
+        if shards:
+            _log.warning(
+                "%s changes between the updates of this script: memory that changes by itself is found only where it "
+                "differs from other copies",
+                _named(shards),
+            )
 
 
 def _what(rank: int, step: int, result: VoteResult) -> str:

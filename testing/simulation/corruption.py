@@ -87,6 +87,9 @@ class PlayedIntegrity:
         """A vote has passed here: what this rank held when it said so has to be right."""
         of_job, marks = self._of_job, self._voted_on
         self.received = False
+        for each in self._world.living():
+            if not self._world.rank_watch.is_current(each):  # cut off, and as good as gone
+                each.integrity.gone()
         if self._voices < LEAST_VOICES or unchecked:
             of_job.beyond_votes |= marks
         wrong = {each for each in marks if _flip(each) not in {_flip(mark) for mark in of_job.beyond_votes}}
@@ -135,11 +138,11 @@ class PlayedIntegrity:
         if self.votes is not None:
             self.votes.resumed(self._process.standing.count)
 
-    def begins(self, step: int) -> None:
+    def begins(self, step: int, *, audited: bool) -> None:
         """Begin a step: hash what is here, if it has a vote."""
         every = self._world.setting.checkpoint_every
         if self.votes is not None:
-            self.votes.begins(step, wanted=bool(every and step and step % every == 0))
+            self.votes.begins(step, wanted=audited or bool(every and step and step % every == 0))
 
     def computes(self, group: "Group", step: int) -> None:
         """Give gradients to the others: whatever is wrong here is in them."""
@@ -272,10 +275,13 @@ def _flip(mark: str) -> str:
 
 
 def _victim(world: "SimulatedWorld", chance: random.Random) -> "Process | None":
-    """Draw a rank whose state has passed a vote; none while something else is wrong: each flip comes alone."""
+    """Draw a rank of a world that has passed a vote; none while something else is wrong: each flip comes alone."""
+    living = [each for each in world.living() if world.rank_watch.is_current(each)]
     if any(each.integrity.all_marks - world.corruption.beyond_votes for each in world.living()):
         return None
-    ready = [each for each in world.living() if each.integrity.agreed and world.rank_watch.is_current(each)]
+    if not any(each.integrity.agreed for each in living):
+        return None
+    ready = [each for each in living if each.standing.count and each.memory.left]
     return chance.choice(sorted(ready, key=lambda each: each.rank)) if ready else None
 
 

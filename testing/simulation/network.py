@@ -362,6 +362,7 @@ class Group:
         self.frozen = False  # collectives hang without a word
         self.votes: dict[int, list[bool]] = {}  # at the commit barrier of each step
         self.ballots: dict[int, list[tuple[bytes, bool]]] = {}  # the same, and whether it is a voice
+        self.evidence: dict[int, list[bytes]] = {}  # the same, of what was computed
         self.marks: dict[Key, set[str]] = {}  # what is silently wrong in what is sent
         self._fails = fails  # the connections do not come up
         self._connecting: dict[int, tuple[Member, Callable[[], None]]] = {}

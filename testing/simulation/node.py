@@ -72,6 +72,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.faulty = False  # something of it is reported to be broken, so any process on it may be replaced
         self.broken = False  # it is reported as a whole, so all processes on it are at fault
         self.wrong_ranks: set[int] = set()  # whose device here gets each update wrong, with nothing reported
+        self.wrong_gradients: set[int] = set()  # whose device here computes each gradient wrong, likewise
         self.leaving = False
         self.store_frozen = False
         self._skew_s = SKEWS_S[len(world.agents) % len(SKEWS_S)]

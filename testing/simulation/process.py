@@ -26,6 +26,7 @@ from ...protocol.types import (
 )
 from ..invariants import Invariant
 from ..played_agent import FakeProcess
+from .audits import PlayedAudits
 from .corruption import PlayedIntegrity
 from .host_copies import PlayedCopies
 from .network import Byzantine, Endpoint, PlayedThread, Thread, falsified
@@ -66,6 +67,7 @@ class Process(FakeProcess, PlayedThread):
         self.memory = Memory(world.shards(self.rank, self.world_size), connected=order.connected)
         self.copies = PlayedCopies(self)
         self.integrity = PlayedIntegrity(self)
+        self.audits = PlayedAudits(self)
         self.own, self.times = OwnTime(), StepTimes(0, 0, 0, 0)
         self.own.stage = 0
         self.copied_rank: int | None = None  # the rank whose buddy this one is

@@ -22,6 +22,7 @@ MEDIAN_STEP_S = 0.1
 ROUND_S = 0.2
 COLLECTIVE_S = 1800.0  # torch's own limit
 EXIT_RAISED = 1
+COMPUTES_S = (0.02, 0.1)
 LEAVING_S = (0.0, 0.1, 0.1, 0.1)  # until a rank that has lost a vote leaves: the others hear of it mostly, too
 MENDABLE = frozenset({FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT, FaultKind.LINK})
 
@@ -91,14 +92,16 @@ class TrainFunction:
         process.own.begin(world.timeline.now)
         process.agent.watch_step(process, first=self._first_step)
         world.rank_watch.computing(process)
-        process.integrity.begins(index)
-        yield process.sleep(world.chance.uniform(0.02, 0.1) * process.slowness)
+        yield from process.audits.repeats_others(index)
+        process.integrity.begins(index, audited=process.audits.audits.is_due(index))
+        yield process.sleep(world.chance.uniform(*COMPUTES_S) * process.slowness)
         if process.raising:
             process.raising = False
             raise Raised(FaultKind.EXCEPTION)
         self._let_fail(StepPoint.COMPUTING)
         group = yield from process.enter(Activity.COLLECTIVE)
         process.integrity.computes(group, index)
+        process.audits.computes(group, index)
         yield lambda go: group.enter(("gradients", index), process, lambda: go(None))
         process.in_collective = False
         process.integrity.computed(group, index)
@@ -154,6 +157,7 @@ class TrainFunction:
         world.rank_watch.meets(process)
         process.copies.says(group.votes, step)
         process.integrity.says(group, step)
+        process.audits.says(group, step)
         try:
             yield lambda go: group.enter(("commit", step), process, lambda: go(None))
         except CommunicatorError:
@@ -161,6 +165,7 @@ class TrainFunction:
         process.in_collective = False
         try:
             process.integrity.hears(group, step)
+            process.audits.hears(group, step)
         except Interrupted:
             yield process.sleep(world.chance.choice(LEAVING_S))
             raise
@@ -175,6 +180,7 @@ class TrainFunction:
         world.reached("updating")
         yield process.sleep(world.chance.uniform(0.001, 0.02))
         self._let_fail(StepPoint.UPDATE)
+        process.audits.updates(process.group, process.standing.count)
         process.memory.update()
         process.integrity.updated()
         goes_on = process.steps.commit()

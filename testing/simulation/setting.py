@@ -101,6 +101,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             settings=JobSettings(
                 standby_depth=StandbyDepth.BUILT if self.builds_ahead else StandbyDepth.IMPORTED,
                 integrity_every_steps=self.policy.integrity.every_steps, integrity_then=self.policy.integrity.then,
+                integrity_audit_steps=self.policy.integrity.audit_steps,
             ),
         )  # fmt: skip
 
@@ -183,6 +184,16 @@ def with_votes(setting: Setting, chance: random.Random) -> Setting:
         replicas=nodes * ranks_per_node, total_steps=chance.choice((10, 20, 40)), slow_checkpoints=False,
         checkpoint_every=chance.choice((0, 5, 7)),
     )  # fmt: skip
+
+
+def with_audits(setting: Setting, chance: random.Random) -> Setting:
+    """Have at least three ranks that repeat each other's steps, with votes beside in some worlds."""
+    setting = with_votes(setting, chance)
+    integrity = msgspec.structs.replace(
+        setting.policy.integrity, every_steps=chance.choice((0, 0, 1, 3)), audit_steps=chance.choice((1, 2, 5))
+    )
+    policy = msgspec.structs.replace(setting.policy, integrity=integrity)
+    return msgspec.structs.replace(setting, policy=policy, total_steps=max(20, setting.total_steps))
 
 
 def draw_ahead(setting: Setting, chance: random.Random) -> Setting:

@@ -16,6 +16,7 @@ from ...protocol.messages import Envelope
 from ...protocol.types import Rendezvous
 from ..invariants import Invariant, InvariantBroken
 from . import faults
+from .audits import WrongGradients
 from .controller import Controller
 from .controller_watch import AllowedDeviations, ControllerWatch
 from .corruption import Corruption
@@ -25,7 +26,7 @@ from .node import SimulatedAgent, SimulatedPlatform
 from .process import Disk, Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
-from .setting import draw_ahead, draw_saving, draw_setting, with_copies, with_slow_ranks, with_votes
+from .setting import draw_ahead, draw_saving, draw_setting, with_audits, with_copies, with_slow_ranks, with_votes
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
@@ -39,7 +40,8 @@ class SimulatedWorld:
 
     With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual. The nodes are in so
     many `racks` that fail together; 0: each is its own failure domain. With `host_copies` ranks take some. With
-    `slow_ranks` heartbeats carry their times, and those that are slow are drained. With `integrity` ranks vote.
+    `slow_ranks` heartbeats carry their times, and those that are slow are drained. With `integrity` ranks vote, with
+    `audits` they repeat each other's steps.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class SimulatedWorld:
         host_copies: bool = False,
         slow_ranks: bool = False,
         integrity: bool = False,
+        audits: bool = False,
     ) -> None:
         self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
@@ -65,6 +68,8 @@ class SimulatedWorld:
             setting = with_slow_ranks(setting)
         if integrity:
             setting = with_votes(setting, random.Random(f"{seed} votes"))
+        if audits:
+            setting = with_audits(setting, random.Random(f"{seed} audits"))
         self.setting = setting = draw_ahead(setting, random.Random(f"{seed} ahead"))
         self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()
@@ -79,6 +84,7 @@ class SimulatedWorld:
         self._sessions = 0
         self.disk = Disk()
         self.corruption = Corruption(self)
+        self.wrong_gradients = WrongGradients()
         self.lost_node: LostNode | None = None  # the only node that was lost since all ranks had two copies each
         self.one_shots: Counter[OneShot] = Counter()  # what fails the next times that it is tried
         self._groups: dict[int, Group] = {}

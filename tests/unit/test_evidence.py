@@ -58,6 +58,20 @@ def test_one_difference_is_decided_by_the_repetition(size: int, role: str) -> No
 
 
 @pytest.mark.parametrize("size", [3, 5])
+def test_two_neighbours_that_are_wrong_once_each_are_not_wrong_each_time(size: int) -> None:
+    """One in the step, the other in its repetition: both have a part in both differences."""
+    found = findings(size, ring(size, own1=WRONG), ring(size, by2=OTHER), ring(size))
+    assert (found.equal, found.wrong, found.undecided) == (True, {1: 1, 2: 1}, ())
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_rank_that_begins_to_be_wrong_in_the_middle_of_a_step_is_so_each_time(size: int) -> None:
+    """It has repeated its neighbour rightly, and got its own gradient wrong in the same way since."""
+    found = findings(size, ring(size, own1=WRONG), ring(size, own1=WRONG, by1=OTHER))
+    assert (found.equal, found.wrong, found.undecided) == (False, {1: 2}, ())
+
+
+@pytest.mark.parametrize("size", [3, 5])
 def test_a_rank_that_is_wrong_each_time_is_known_at_once(size: int) -> None:
     """It differs in its own gradient, and in the one that it repeats; no other has a part in both."""
     found = findings(size, ring(size, own1=WRONG, by1=OTHER))

@@ -1,5 +1,6 @@
 """One rank's part in votes: when it hashes what it holds, and what it says of itself afterwards."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -67,19 +68,23 @@ def world(every_steps: int = 1) -> list[Rank]:
     return ranks
 
 
-def step(ranks: list[Rank], number: int, *, unheard: Rank | None = None) -> bool:
+def step(ranks: list[Rank], number: int, *, unheard: Rank | None = None, changes: Sequence[Rank] = ()) -> bool:
     """Have all do a step, up to its update; return whether the vote was lost.
 
     `unheard`: it has said what it holds, and heard nothing: it applies the update because the others have.
+    `changes`: those whose memory changes in the forward pass.
     """
     for each in ranks:
         each.step_state.count = number
         each.votes.begins(number, wanted=False)
+    for each in changes:
+        each.held += 1
     ballots = [each.votes.ballot() for each in ranks]
     said = [ballot.said() for ballot in ballots if ballot is not None]
     lost = 0
     for each, ballot in zip(ranks, ballots, strict=True):
-        assert ballot is not None
+        if ballot is None:
+            continue
         if each is unheard:
             each.votes.passed_elsewhere(number)
             continue
@@ -135,6 +140,52 @@ def test_what_an_update_has_changed_is_not_taken_for_that() -> None:
         each.held = 9
         setattr(each.step_state, changes, {"count": 4, "updating": True, "clean": False}[changes])
         assert each.votes.changed_since_begun() == ()
+
+
+def replaced(ranks: list[Rank], rank: int, target: int) -> Rank:
+    """Have a rank train in a new process, which was sent the shard by rank 1."""
+    newcomer = Rank(rank, [])
+    newcomer.held, ranks[rank] = ranks[1].held, newcomer
+    repaired(newcomer, received(target, rank))
+    for each in ranks:
+        if each is not newcomer:
+            repaired(each, RepairPart(target, RestoreSource.REPLICA))
+    return newcomer
+
+
+def test_memory_that_changes_in_the_first_step_of_a_new_process_is_found() -> None:
+    """The others know that the script changes nothing between updates. The step is repeated, with another's copy."""
+    ranks = world()
+    newcomer = replaced(ranks, 2, 3)
+    assert step(ranks, 3, changes=(newcomer,))
+    assert [each.said for each in ranks] == [[], [], [(FaultKind.ODD_COPY, True)]]
+    assert newcomer.trusted == [None]
+    assert newcomer.step_state.corrupted == frozenset({"a"})
+
+
+def test_a_new_process_of_a_script_that_changes_its_tensors_is_not_blamed() -> None:
+    """The others look at their memory no more, and tell it so; also where its own process was the only one."""
+    for changes in (1, 3):
+        ranks: list[Rank] = []
+        for rank in range(3):
+            Rank(rank, ranks)
+        assert not step(ranks, 2, changes=ranks[:changes])
+        for each in ranks:
+            each.held = 7
+        newcomer = replaced(ranks, 0, 3)
+        assert not step(ranks, 3, changes=(newcomer,))
+        assert not any(each.said for each in ranks)
+
+
+def test_a_rank_that_has_not_heard_how_a_vote_ended_hears_later_that_tensors_change() -> None:
+    """It has applied the update because others have."""
+    ranks: list[Rank] = []
+    for rank in range(3):
+        Rank(rank, ranks)
+    assert not step(ranks, 2, changes=ranks[:1], unheard=ranks[2])
+    ranks[0].held = 7
+    assert not step(ranks, 3, changes=ranks[2:])
+    assert not any(each.said for each in ranks)
 
 
 def test_a_newcomer_that_was_sent_a_wrong_copy_is_not_blamed() -> None:
@@ -249,6 +300,41 @@ def test_a_job_that_is_back_at_its_first_update_votes_there_too() -> None:
     ranks[1].held = 9
     assert step(ranks, 1)
     assert ranks[1].said == [(FaultKind.ODD_COPY, True)]
+
+
+def test_a_new_process_votes_on_the_first_update_too_where_the_others_have() -> None:
+    """They are back there. Before the first vote of a job nothing follows from what is said."""
+    for has_voted in (True, False):
+        ranks: list[Rank] = []
+        for rank in range(3):
+            Rank(rank, ranks)
+        assert not has_voted or not step(ranks, 2)
+        newcomer = replaced(ranks, 2, 1)
+        newcomer.held = 9
+        assert step(ranks, 1) is has_voted
+        assert newcomer.said == ([(FaultKind.ODD_COPY, True)] if has_voted else [])
+
+
+def test_new_processes_do_not_vote_on_copies_that_never_were_equal() -> None:
+    """The others tell them so: else the second one would differ from the first, which has voted alone."""
+    ranks: list[Rank] = []
+    for rank in range(3):
+        Rank(rank, ranks).held = 7 + rank
+    assert not step(ranks, 2)
+    for number in (1, 2):
+        replaced(ranks, number, 2 + number).held = 20 + number
+        assert not step(ranks, 2 + number)
+    assert not any(each.said or each.votes.is_on for each in ranks)
+
+
+def test_a_rank_that_has_not_heard_of_the_first_update_knows_of_no_equal_copies() -> None:
+    """It has applied it because others have, before any vote counts."""
+    ranks: list[Rank] = []
+    for rank in range(3):
+        Rank(rank, ranks).held = 7 + rank
+    assert not step(ranks, 1, unheard=ranks[0])
+    assert not step(ranks, 2)
+    assert not any(each.said for each in ranks)
 
 
 def test_memory_of_which_the_device_says_that_it_is_lost_is_not_compared_later() -> None:
