@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
 OUTAGE_S, LONG_OUTAGE_S = 10.0, 60.0
 HOUR_S = 3600.0
-SLOW_S = 0.06  # a job without a leader trains on: with shorter steps none are left for what follows
+HELD = (100, 200, 270)  # a job without a leader trains on: at these steps it waits for what the test does
 # Training continues while this test looks at it; on bad cables a step takes a second.
 MANY_STEPS = 400 if cables_are_bad() else 1200
 POLICY = "checkpoint: {every_steps: 50}\nstall: {grace_s: 120}\n"
@@ -31,7 +31,11 @@ def test_the_machine_of_the_leader_is_lost_and_the_next_one_is_cut_off_and_train
     """
     require_etcd()
     began_s = time.time()
-    job = EtcdJob(start_machines(5), tmp_path, steps=STEPS, step_s=SLOW_S, policy=POLICY)
+    gates = [tmp_path / "records" / f"gate.{step}" for step in HELD]
+    gates[0].parent.mkdir()
+    for gate in gates:
+        gate.touch()
+    job = EtcdJob(start_machines(5), tmp_path, steps=STEPS, policy=POLICY)
     founder = job.leader(1)
     first = (founder + 1) % CONTROLLERS
     job.until_steps(10)
@@ -43,15 +47,18 @@ def test_the_machine_of_the_leader_is_lost_and_the_next_one_is_cut_off_and_train
     job.machines[first].power_off()
 
     second = job.leader(3)
+    gates[0].unlink()
     job.until_steps(job.steps_done() + 30)
     job.machines[first].power_on()
     job.start_member(first)
     job.controllers[first] = job.start_controller(first)
+    gates[1].unlink()
     job.until_steps(job.steps_done() + 20)
 
     job.kill_rank(0, job.status(second))
     job.machines[second].cut()
     third = job.leader(4)
+    gates[2].unlink()
     job.until_steps(job.steps_done() + 30)
     job.machines[second].heal()
     assert job.controllers[second].wait(60) == 70, job.said()
