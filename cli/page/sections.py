@@ -11,13 +11,23 @@ import msgspec
 
 from ...controller.role_group import GroupPhase
 from ...policies.schema import Policy
-from ...protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, ReportedSeries, leader_of
+from ...protocol.incidents import (
+    BudgetUse,
+    Incident,
+    JobStatus,
+    NodeStatus,
+    Outcome,
+    RankStatus,
+    ReportedSeries,
+    leader_of,
+)
 from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import StandbyDepth
 from ...protocol.wording import numbers_text
 from ..views.causes import cause_line, level_text, place_text, report_groups
 from ..views.controls_text import record_text, standing
 from ..views.report_text import outcome_line
+from ..views.status_view import SHOWN_SLOWNESS, copy_age_lines, vote_lines
 from ..views.time_text import MEANING
 from ..views.timeline import incident_end_s, phase_seconds
 from ..views.wording import cell, duration_text, telling_line
@@ -176,11 +186,17 @@ def _beat(status: JobStatus) -> dict[str, Any]:
     return {
         "top": top,
         "behind": runs(top - rank.step for rank in status.ranks),
+        "slowness": runs(_slowness(rank) for rank in status.ranks),
         "states": states,
         "state": state,
         "activities": activities,
         "activity": activity,
     }
+
+
+def _slowness(rank: RankStatus) -> float:
+    """Return in tenths how many times as long as others a rank computes; 0: not compared; 1: no longer than others."""
+    return round(rank.slowness, 1) if rank.slowness >= SHOWN_SLOWNESS else float(rank.slowness > 0.0)
 
 
 def _named(values: Iterable[str]) -> tuple[list[str], list[tuple[int, int]]]:
@@ -349,6 +365,7 @@ def _reserves(looked: Looked) -> dict[str, Any]:
         "built": numbers_text(built),
         "imported": imported,
         "checkpoint": None if looked.checkpoint is None else msgspec.to_builtins(looked.checkpoint),
+        "held": [line.plain.partition(": ")[::2] for line in (*copy_age_lines(status), *vote_lines(status))],
         "faults": [
             {
                 "level": str(fault.report.level),

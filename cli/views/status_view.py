@@ -93,6 +93,18 @@ def copy_lines(status: JobStatus) -> list[Text]:
     return [Text(f"host copies: of step {step}, {age} ago; {takes}; {lost}")]
 
 
+def copy_age_lines(status: JobStatus) -> list[Text]:
+    """Return how old the copies in host memory are, without what each node's loss would cost: that takes long."""
+    memory = sum(rank.copied_bytes for rank in status.ranks)
+    if not memory:
+        return []
+    step = copy_left(status.ranks)
+    if not step:
+        return [Text(f"host copies: no step of which all ranks have one; {size_text(memory)}", style="yellow")]
+    age = count_text(max(0, status.committed - step), "step")
+    return [Text(f"host copies: of step {step}, {age} ago; {size_text(memory)}")]
+
+
 def copy_left(ranks: Sequence[RankStatus], lost: Collection[str] = ()) -> int:
     """Return the newest step of which host memory has a copy of every rank once these nodes are lost; 0: of none."""
     left: dict[int, set[int]] = {rank.rank: set() for rank in ranks}

@@ -103,6 +103,7 @@ def large(**changes: Any) -> JobStatus:
             "rejoining" if rank // 8 in {699, 700} else "training",
             41_220 - (rank % 997 == 0),
             "computing",
+            slowness=0.0 if rank // 8 in {699, 700} else 1.7 if rank == 4321 else 1.0 + rank % 5 / 100,
         )
         for rank in range(MANY)
     )
@@ -221,7 +222,7 @@ def test_ten_thousand_ranks_are_drawn_within_a_second(browser: Any) -> None:
     told = large()
     with serving(lambda: Looked(told)) as port, opened(browser, f"http://127.0.0.1:{port}/", DESK) as page:
         assert page.locator("#map").get_attribute("data-ranks") == str(MANY)
-        for colour in ("behind", "life", "state"):
+        for colour in ("behind", "slow", "life", "state"):
             page.locator(f"[data-colour={colour}]").click()
             page.wait_for_timeout(300)
             assert float(page.locator("#map").get_attribute("data-drawn-ms")) < 1000
@@ -234,7 +235,22 @@ def test_ten_thousand_ranks_are_drawn_within_a_second(browser: Any) -> None:
 
 
 STATES = {
-    "recovering": Looked(status(phase="rejoining", incidents=(killed(),))),
+    "recovering": Looked(
+        status(
+            phase="rejoining",
+            incidents=(killed(),),
+            ranks=tuple(
+                msgspec.structs.replace(rank, state="rejoining" if rank.rank == 3 else "quiesced")
+                for rank in status().ranks
+            ),
+            time=time_spent(
+                BEGAN_S - 7100.0,
+                BEGAN_S + 100.0,
+                {TimeCategory.TRAINING: 7170.0, TimeCategory.START: 30.0},
+                trained=True,
+            ),
+        )
+    ),
     "asks": Looked(
         status(
             nodes=(

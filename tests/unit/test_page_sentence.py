@@ -183,3 +183,16 @@ def test_a_node_that_an_operator_has_left_is_among_what_operators_did() -> None:
     assert len(standing) == 1
     assert standing[0].startswith("drain node1, since ")
     assert standing[0].endswith(" until it is released: ann (operator): fan 2")
+
+
+def test_slow_ranks_and_the_age_of_copies_are_told() -> None:
+    """In tenths of the time of others, so that ranks that differ by nothing are one run."""
+    shades = (0.0, 0.97, 1.02, 1.66)
+    ranks = tuple(
+        msgspec.structs.replace(rank, slowness=slowness, copied_steps=(41_200, 41_210), copied_bytes=1_000_000)
+        for rank, slowness in zip(status().ranks, shades, strict=True)
+    )
+    parts = SectionWriter().write(Looked(status(ranks=ranks)))
+    assert msgspec.json.decode(parts["beat"])["slowness"] == [[0.0, 1], [1.0, 2], [1.7, 1]]
+    assert msgspec.json.decode(parts["reserves"])["held"] == [["host copies", "of step 41210, 10 steps ago; 4.0 MB"]]
+    assert msgspec.json.decode(SectionWriter().write(Looked(status()))["reserves"])["held"] == []

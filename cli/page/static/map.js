@@ -49,6 +49,7 @@ export class WorldMap {
   beat(beat) {
     this.top = beat.top;
     this.behind = unrolled(beat.behind);
+    this.slowness = unrolled(beat.slowness);
     this.state = unrolled(beat.state).map((place) => beat.states[place]);
     this.activity = unrolled(beat.activity).map((place) => beat.activities[place]);
     this.redraw();
@@ -173,6 +174,10 @@ export class WorldMap {
     if (this.colour === "behind") {
       return (place) => of(this.behind[place] === 0 ? "good" : this.behind[place] === 1 ? "start" : "work");
     }
+    if (this.colour === "slow") {
+      const shade = (times) => (!times ? "none" : times <= 1 ? "good" : times < 1.5 ? "start" : times < 2 ? "work" : "bad");
+      return (place) => of(shade(this.slowness[place]));
+    }
     if (this.colour === "life") {
       return (place) => of(this.life[place] <= 1 ? "good" : this.life[place] === 2 ? "start" : this.life[place] < 5 ? "work" : "bad");
     }
@@ -191,6 +196,7 @@ export class WorldMap {
     const legend = {
       state: [["training", "good"], ["starting", "start"], ["in a recovery", "work"], ["no process", "bad"], ["finished", "finished"], ["spare node", "spare", true], ["lost node", "lost", true]],
       behind: [["at the newest step", "good"], ["one behind", "start"], ["more behind", "work"]],
+      slow: [["as fast as others", "good"], ["up to 1.5 times their time", "start"], ["up to twice their time", "work"], ["longer", "bad"], ["not compared", "none"]],
       life: [["first process", "good"], ["replaced once", "start"], ["up to three times", "work"], ["more often", "bad"]],
     }[this.colour];
     const key = `${this.colour}${colours()("good")}`;
@@ -230,8 +236,9 @@ export class WorldMap {
     const behind = this.behind[place] ? `, ${count(this.behind[place], "step")} behind` : "";
     const role = this.role[place] ? ` (${this.role[place]})` : "";
     const doing = this.activity[place] ? `, ${this.activity[place]}` : "";
+    const slow = this.slowness[place] > 1 ? `, computes ${this.slowness[place]} times as long as others with equal work` : "";
     const life = this.life[place] > 1 ? `, process ${this.life[place]} of this rank` : "";
-    return `rank ${this.numbers[place]}${role} on ${this.nodes[this.nodeOf[place]].name}: ${this.state[place]}${doing}, step ${(this.top - this.behind[place]).toLocaleString()}${behind}${life}`;
+    return `rank ${this.numbers[place]}${role} on ${this.nodes[this.nodeOf[place]].name}: ${this.state[place]}${doing}, step ${(this.top - this.behind[place]).toLocaleString()}${behind}${slow}${life}`;
   }
 
   #nodeWords(node) {

@@ -72,6 +72,7 @@ const SHOWN = {
       ["built ahead", told.built ? `ranks ${told.built}` : "no rank"],
       ["imported ahead", count(told.imported, "node")],
       ["checkpoint", told.checkpoint ? `step ${told.checkpoint.step.toLocaleString()}, ${duration(age)} old` : "none is known here"],
+      ...told.held, // copies in host memory, and what the ranks have agreed on
       ...told.faults.map((fault) => [`${fault.level} fault`, `${fault.place || "somewhere"}: ${fault.says}, since ${clock(fault.since_s)}`]),
     ];
     byId("reserves").replaceChildren(...rows.flatMap(([term, text]) => [made("dt", { text: term }), made("dd", { text })]));
