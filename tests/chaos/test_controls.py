@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 FIRST, SECOND = 8, 40  # gates
 STILL_S = 1.0
-LEAVES_S = 30.0  # a process that stands still and hears no controller for so long ends
-SHORT = {"quiesce_s": 5.0, "nodes_s": 2.0, "device_s": 2.0, "start_s": 20.0, "save_s": 4.0, "orders_s": LEAVES_S}
+LEAVES_S = 50.0  # a process that stands still and hears no controller for so long ends
+SHORT = {"quiesce_s": 5.0, "nodes_s": 20.0, "device_s": 2.0, "start_s": 20.0, "save_s": 4.0, "orders_s": LEAVES_S}
 IMPATIENT = {**ROOMY, "deadlines": {**ROOMY["deadlines"], **SHORT}}
 WHY = "the file server is restarted"
 
