@@ -1,4 +1,4 @@
-"""A detector may say certain things to the controller, and these read in a certain way afterwards."""
+"""The controller takes reports of faults from a detector, and refuses all else. Reports read as sentences."""
 
 import io
 

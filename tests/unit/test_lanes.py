@@ -196,6 +196,14 @@ def test_what_a_lane_needs_is_made_beside_the_lanes_before_it(capsys: pytest.Cap
     assert re.search(r"LANE ray: prepared in [\d.]+ minutes beside the others, status 0", capsys.readouterr().out)
 
 
+def test_a_preparation_that_failed_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    lane = LANE._replace(prepare="tests.no_such_module")
+    lanes.Preparations([lane]).wait(lane)
+    said = capsys.readouterr().out
+    assert "status 1" in said
+    assert re.search(r"LANE ray: .*No module named tests.no_such_module", said)
+
+
 # --- the table -------------------------------------------------------------------------------------------------------
 
 

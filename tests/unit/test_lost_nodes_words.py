@@ -1,4 +1,4 @@
-"""The last words of a lost node: how much of them is told, kept and shown, and that they decide nothing."""
+"""The last words of a lost node: how much of them is sent, kept and shown. They decide nothing."""
 
 import io
 import os

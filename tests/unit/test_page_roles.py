@@ -44,7 +44,7 @@ def after(*events: RoleEnded) -> RoleGroup:
 
 
 def test_a_page_of_a_role_follows_it_when_all_begin_again(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at, asked and read is the role as it stands, and each attempt is told how the whole stands."""
+    """What is looked at, asked and read is the role as it stands, and each attempt shows how the whole stands."""
 
     def looker(target: ReachedJob) -> Callable[[], Looked]:
         assert isinstance(target, HereJob)
