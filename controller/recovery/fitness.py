@@ -24,6 +24,7 @@ MAX_STANDING = 10_000  # a cluster's documents speak of all its nodes; the oldes
 MAX_OF_ONE = 5_000  # of one detector: its own oldest goes, so that none can push out what others have seen
 MAX_PUT_OFF = 1000  # faults that wait for a world
 MAX_COUNTED = 10_000  # devices and codes whose occurrences are counted
+RAISED = FaultLevel.MANUALLY_SEPARATE_NPU  # of a fault that came too often; it stays so until that recovers
 
 # Nothing but the detector's word that it is over makes such a device good again, however it was asserted.
 _LASTING = frozenset({Treatment.LEAVE, Treatment.CLOSE})
@@ -59,7 +60,7 @@ class FaultBook:
         known = self.faults.get(key)
         if known is None:
             report = self._counted(report, now)
-        elif TREATMENTS[report.level] is TREATMENTS[known.report.level] or _raised(known.report):
+        elif known.report.level is RAISED or TREATMENTS[report.level] is TREATMENTS[known.report.level]:
             self.faults[key] = msgspec.structs.replace(known, times=known.times + 1)
             return known.report, False
         if report.assertion is Assertion.OCCUR or TREATMENTS[report.level] in _LASTING:
@@ -154,13 +155,8 @@ class FaultBook:
             if recent >= rule.times:
                 meaning = f"{recent} times within {rule.window_s:g} s, {rule.times} are too often"
                 meaning = f"{report.meaning}; {meaning}" if report.meaning else meaning
-                return msgspec.structs.replace(report, level=FaultLevel.MANUALLY_SEPARATE_NPU, meaning=meaning)
+                return msgspec.structs.replace(report, level=RAISED, meaning=meaning)
         return report
-
-
-def _raised(report: FaultReport) -> bool:
-    """Keep a level that counting has raised until the fault recovers, whatever its detector repeats."""
-    return report.level is FaultLevel.MANUALLY_SEPARATE_NPU
 
 
 def _key(report: FaultReport) -> Key:
@@ -184,6 +180,17 @@ class Check:
     def partner_of(self, name: str) -> str:
         """Return the other node; empty when there is none."""
         return next((other for other in self.nodes if other != name), "")
+
+    def product_failure(self, name: str, within_s: float) -> str:
+        """Return why a node's matrix product speaks against it; empty: it does not, or none has been heard of."""
+        answer = self.answers.get(name)
+        if name not in self.checked or answer is None:
+            return ""
+        if answer.product_s is None:
+            return f"a matrix product failed: {answer.error or 'no reason is known'}"
+        if answer.product_s > within_s:
+            return f"a matrix product took {answer.product_s:.1f} s, more than {within_s:g} s (node_check.within_s)"
+        return ""
 
 
 @dataclass
@@ -234,7 +241,8 @@ class NodeChecks:
         if check is None or answer.node not in check.nodes:
             return {}
         check.answers[answer.node] = answer
-        if len(check.answers) < len(check.nodes):
+        in_vain = answer.exchange_s is None and check.product_failure(answer.node, within_s)  # would its partner wait
+        if len(check.answers) < len(check.nodes) and not in_vain:
             return {}
         self.running.remove(check)
         return self._judge(check, within_s)
@@ -259,7 +267,7 @@ class NodeChecks:
 
     def _judge(self, check: Check, within_s: float) -> dict[str, str]:
         verdicts: dict[str, str] = {}
-        against = {name: _product_failure(check.answers[name], within_s) for name in check.checked}
+        against = {name: check.product_failure(name, within_s) for name in check.checked}
         for name in check.checked:
             other = check.partner_of(name)
             trouble = _exchange_failure(check, other, within_s) if other else ""
@@ -275,14 +283,6 @@ class NodeChecks:
         for name in verdicts:
             self.failed_with.pop(name, None)
         return verdicts
-
-
-def _product_failure(answer: NodeChecked, within_s: float) -> str:
-    if answer.product_s is None:
-        return f"a matrix product failed: {answer.error or 'no reason is known'}"
-    if answer.product_s > within_s:
-        return f"a matrix product took {answer.product_s:.1f} s, more than {within_s:g} s (node_check.within_s)"
-    return ""
 
 
 def _exchange_failure(check: Check, partner: str, within_s: float) -> str:

@@ -108,6 +108,27 @@ def test_a_node_whose_partner_is_lost_or_broken_is_paired_again_without_blame() 
     assert not checks.failed_with
 
 
+def test_a_node_that_fails_before_its_exchange_is_left_at_once_and_its_partner_does_not_wait_for_it() -> None:
+    """The partner's own answer, which comes later, is that of a check that is over."""
+    checks = waiting("a", "b")
+    pairs(checks)
+    first = checks.running[0].number
+    checks.add("c")
+    assert answer(checks, b={"error": "the device is gone"}) == {"b": "a matrix product failed: the device is gone"}
+    assert pairs(checks) == [("c", "a")]
+    assert checks.take(NodeChecked("a", first, **BROKEN), WITHIN_S) == {}
+    assert answer(checks, a=GOOD, c=GOOD) == {"a": "", "c": ""}
+    assert not checks.failed_with
+
+
+def test_a_node_whose_exchange_fails_first_says_nothing_of_its_partner_yet() -> None:
+    checks = waiting("a", "b")
+    pairs(checks)
+    assert answer(checks, a=BROKEN) == {}
+    assert answer(checks, b={"error": "the device is gone"}) == {"b": "a matrix product failed: the device is gone"}
+    assert checks.waiting == ["a"]
+
+
 # --- in a job -------------------------------------------------------------------------------------------------------
 
 
