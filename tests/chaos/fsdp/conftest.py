@@ -19,6 +19,7 @@ PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor", "torch.distribu
 POLICY: dict[str, Any] = {**ROOMY, "standby": {"preload": PRELOAD}, "checkpoint": {"every_steps": 4}}
 WORLD = 4
 PATIENCE_S = 240.0
+HELD: dict[str, Any] = {"grace_s": PATIENCE_S, "suspended_s": 2.0}  # at a gate is no stall; stopped by a signal is one
 StartSharded = Callable[..., Job]
 
 
@@ -40,10 +41,21 @@ def start_sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSha
     """Start jobs of a setting, and kill what is left of them when the module's tests are over."""
     with closing() as keep:
 
-        def start(setting: Setting, faults: Sequence[ArmedFault] = (), **options: Any) -> Job:
+        def start(
+            setting: Setting,
+            faults: Sequence[ArmedFault] = (),
+            gates: Sequence[int] = (),
+            policy: dict[str, Any] = POLICY,
+            **options: Any,
+        ) -> Job:
             root = tmp_path_factory.mktemp("sharded")
-            arguments = [str(root / "records"), msgspec.json.encode(setting).decode()]
-            return keep(Job(root, script=TRAINING, arguments=arguments, faults=faults, **{"policy": POLICY, **options}))
+            records = root / "records"
+            records.mkdir()
+            for step in gates:
+                (records / f"gate.{step}").touch()
+            given = {**policy, "stall": HELD} if gates else policy
+            arguments = [str(records), msgspec.json.encode(setting).decode()]
+            return keep(Job(root, script=TRAINING, arguments=arguments, faults=faults, policy=given, **options))
 
         yield start
 
