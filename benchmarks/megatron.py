@@ -117,30 +117,37 @@ def print_recoveries(recoveries: dict[str, list[dict[str, Any]]]) -> None:
 @click.option("--steps", type=click.IntRange(min=20), default=60, show_default=True)
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--size", "sizes", type=click.Choice(list(SIZES)), multiple=True, default=tuple(SIZES), show_default=True)
+@click.option("--kind", "kinds", type=click.Choice(KINDS[1:]), multiple=True, default=KINDS[1:], help="Beside plain.")
 @click.option("--recovery/--no-recovery", default=True, show_default=True, help="Measure recoveries, too.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers as JSON.")
 def main(
-    *, ranks: int, steps: int, repeat: int, sizes: tuple[str, ...], recovery: bool, json_file: Path | None
+    *,
+    ranks: int,
+    steps: int,
+    repeat: int,
+    sizes: tuple[str, ...],
+    kinds: tuple[str, ...],
+    recovery: bool,
+    json_file: Path | None,
 ) -> None:
     """Measure, and print medians."""
     launching.end_jobs_on_sigterm()
-    costs: dict[str, dict[str, list[Notes]]] = {size: {kind: [] for kind in KINDS} for size in sizes}
-    recoveries: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WITH_COPIES}
+    costs: dict[str, dict[str, list[Notes]]] = {size: {kind: [] for kind in (KINDS[0], *kinds)} for size in sizes}
+    recoveries: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WITH_COPIES if recovery and kind in kinds}
     foreign_cores = launching.foreign_cores()
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as directory:
         for turn in range(repeat):
             for size in sizes:
-                for kind in KINDS:
+                for kind in costs[size]:
                     costs[size][kind].append(job(kind, size, ranks, steps, Path(directory) / f"{size}-{kind}-{turn}"))
-            for kind in WITH_COPIES if recovery else ():
+            for kind, incidents in recoveries.items():
                 folder = Path(directory) / f"kill-{kind}-{turn}"
                 job(kind, sizes[0], ranks, steps, folder, kill_at=steps // 2)
-                recoveries[kind].append(incident(folder / "job"))
+                incidents.append(incident(folder / "job"))
     print(f"{ranks} ranks, {steps} steps, medians of {repeat}; others used {foreign_cores:.1f} cores at the beginning")
     for size in sizes:
         print_costs(size, {kind: medians(found) for kind, found in costs[size].items()})
-    if recovery:
-        print_recoveries(recoveries)
+    print_recoveries(recoveries)
     if json_file is not None:
         found = {
             "ranks": ranks,

@@ -22,7 +22,7 @@ SHORT = {
     "link_ups": "--link-ups 10 --minutes 2",
     "long_job": "--incidents 20",
     "machine": "--ranks 100 --repeats 1",
-    "megatron": "--repeat 1 --steps 20 --size tiny --no-recovery",
+    "megatron": "--repeat 1 --steps 20 --size tiny --kind buddy_host --no-recovery",
     "metrics": "--nodes 4 --ranks-per-node 2 --times 3",
     "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
     "recovery": "--ranks 2 --repeat 1 --steps 12 --only midstep",
