@@ -26,7 +26,7 @@ from .display.plain import echo, echo_json
 from .frame import Command, operator_options
 from .numbers import RANK
 from .orders import ASK_S
-from .views.status_view import copy_left
+from .views.kept_state import copy_left
 from .views.wording import duration_text
 
 _RESTARTS_ALL = frozenset({Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB})

@@ -377,6 +377,12 @@ def role_directory(directory: Path, role: str, attempt: int) -> Path:
     return directory / _FOLDER / f"{role}.{attempt}"
 
 
+def group_of(job_directory: Path) -> Path | None:
+    """Return the directory of the job of several roles that a role's job directory lies in; None: it is no role's."""
+    folder = job_directory.parent
+    return folder.parent if folder.name == _FOLDER and is_group(folder.parent) else None
+
+
 def role_job(platform: str, job: str, role: str, attempt: int) -> str:
     """Return the name of the job that a role is in one attempt. On Kubernetes it names objects."""
     if platform == "kubernetes":

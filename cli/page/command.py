@@ -171,13 +171,17 @@ def _of_all() -> tuple[PagedJobs, str]:
 
 def access_to(target: ReachedJob, role: MeantRole | None = None) -> JobAccess:
     """Return what the page asks of a job. `role`: which one it is of a job of several, to be found again each time."""
-    present: Callable[[], ReachedJob] = (lambda: target) if role is None else role.present
-    return JobAccess(
-        looker(target) if role is None else role_looker(role),
-        lambda request: present().ask(request, ASK_S),
-        lambda: bundle_of(present()),
-        log_of(present),
-    )
+    if role is not None:
+        return _access(role_looker(role), role.present, log_of(role.present))
+    log = log_of(lambda: target) if isinstance(target, HereJob) else None  # none of its logs can be here
+    return _access(looker(target), lambda: target, log)
+
+
+def _access(
+    look_at: Callable[[], Looked], present: Callable[[], ReachedJob], log: Callable[[int, int], str] | None
+) -> JobAccess:
+    """Return what the page asks of the job that is there at each request."""
+    return JobAccess(look_at, lambda request: present().ask(request, ASK_S), lambda: bundle_of(present()), log)
 
 
 def role_looker(role: MeantRole) -> Callable[[], Looked]:
@@ -299,15 +303,11 @@ def _policy_and_checkpoints(directory: Path) -> tuple[Policy | None, Path | None
     return policy, directory / (policy.checkpoint.directory or "checkpoints")
 
 
-def log_of(present: Callable[[], ReachedJob]) -> Callable[[int, int], str] | None:
-    """Return what reads the end of what a process of a rank has printed; None where no log of the job can be here."""
-    if not isinstance(present(), HereJob):
-        return None
+def log_of(present: Callable[[], HereJob]) -> Callable[[int, int], str]:
+    """Return what reads the end of what a process of a rank has printed, by the numbers of rank and process."""
 
     def read(rank: int, incarnation: int) -> str:
-        target = present()
-        assert isinstance(target, HereJob)
-        return end_of_log(output_log(str(target.directory), rank, incarnation), MOST_OF_LOG)
+        return end_of_log(output_log(str(present().directory), rank, incarnation), MOST_OF_LOG)
 
     return read
 

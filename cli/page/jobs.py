@@ -20,6 +20,7 @@ from ...launch.directories import (
     JOURNAL_FILE,
     checked_name,
     find_job,
+    group_of,
     is_group,
     jobs,
     present_role_directory,
@@ -33,7 +34,7 @@ from ..bundle import SupportBundle
 from ..views.wording import cell
 from .live import LiveJob
 from .sections import Looked
-from .sentence import Mood, WholeJob, sentence
+from .sentence import Mood, WholeJob, is_over, sentence
 
 MOST_OPEN = 8  # jobs that are looked at
 MOST_LISTED = 50  # the latest
@@ -174,9 +175,10 @@ def meant_role(name: str | None, found: ReachedJob) -> MeantRole | None:
     """
     if not isinstance(found, HereJob) or not name:
         return None
-    folder, role = found.directory.parent.parent, Path(name).name
-    is_role = is_group(folder) and role in read_founding(folder).plan.names
-    return MeantRole(folder, role) if is_role else None
+    folder, role = group_of(found.directory), Path(name).name
+    if folder is None or role not in read_founding(folder).plan.names:
+        return None
+    return MeantRole(folder, role)
 
 
 def _whole(phase: GroupPhase, exit_code: int | None, reason: str, restarts: tuple[GroupRestart, ...]) -> WholeJob:
@@ -240,9 +242,9 @@ def _role_line(job: str, group: GroupLook, role: RoleLook) -> dict[str, Any]:
 
 
 def _read(name: str, status: JobStatus, note: str, whole: WholeJob | None = None) -> dict[str, Any]:
-    said, is_over = sentence(status, note, whole), Looked(status, note, whole=whole).is_over
+    said = sentence(status, note, whole)
     figures = {"headline": said.headline, "figures": said.figures, "at_s": status.at_s}
-    return {"name": cell(name), "mood": str(said.mood), **figures, "ended": is_over}
+    return {"name": cell(name), "mood": str(said.mood), **figures, "ended": is_over(status, whole)}
 
 
 def _unread(name: str, why: str, mood: Mood = Mood.ASKS) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import msgspec
 from ...protocol.compat import within
 from ...protocol.errors import MidstepError
 from .sections import Looked, SectionWriter
-from .sentence import Mood
+from .sentence import Mood, is_over
 
 LOOK_S = 1.0
 LOOK_PER_RANK_S = 0.0004  # a status of 10,000 ranks costs its controller some milliseconds: each 5 s then
@@ -121,7 +121,7 @@ class LiveJob:
             return IN_JOURNAL_S
         self.looked = looked
         self._tell(parts)
-        if looked.is_over:
+        if is_over(looked.status, looked.whole):
             return ENDED_S
         return pause_s(len(looked.status.ranks), in_journal=bool(looked.note))
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...controller.role_group import GroupPhase
 from ...policies.schema import Policy
 from ...protocol.incidents import (
     BudgetUse,
@@ -26,11 +25,12 @@ from ...protocol.types import StandbyDepth
 from ...protocol.wording import numbers_text
 from ..views.causes import cause_line, level_text, place_text, report_groups
 from ..views.controls_text import record_text, standing
+from ..views.kept_state import host_copies, last_vote
 from ..views.report_text import outcome_line
-from ..views.status_view import SHOWN_SLOWNESS, copy_age_lines, vote_lines
+from ..views.status_view import SHOWN_SLOWNESS
 from ..views.time_text import MEANING
 from ..views.timeline import incident_end_s, phase_seconds
-from ..views.wording import cell, duration_text, telling_line
+from ..views.wording import cell, duration_text, size_text, telling_line
 from .sentence import WholeJob, sentence
 
 MOST_INCIDENTS = 100
@@ -66,13 +66,6 @@ class Looked(msgspec.Struct, frozen=True):
     changes: int = -1
     forecast: TimeSpent | None = None
     whole: WholeJob | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """True when it has ended, and does not begin again by itself."""
-        return self.status.exit_code is not None and not (
-            self.whole is not None and self.whole.phase is GroupPhase.RESTARTING
-        )
 
 
 class SectionWriter:
@@ -365,7 +358,7 @@ def _reserves(looked: Looked) -> dict[str, Any]:
         "built": numbers_text(built),
         "imported": imported,
         "checkpoint": None if looked.checkpoint is None else msgspec.to_builtins(looked.checkpoint),
-        "held": [line.plain.partition(": ")[::2] for line in (*copy_age_lines(status), *vote_lines(status))],
+        "held": _held(status),
         "faults": [
             {
                 "level": str(fault.report.level),
@@ -379,3 +372,10 @@ def _reserves(looked: Looked) -> dict[str, Any]:
             for fault in status.faults[-MOST_FAULTS:]
         ],
     }
+
+
+def _held(status: JobStatus) -> list[tuple[str, str]]:
+    """Return the copies and the vote by name. What the loss of each node would cost is left out: it takes long."""
+    copies, vote = host_copies(status), last_vote(status)
+    told = [] if copies is None else [("host copies", f"{copies.in_words()}; {size_text(copies.memory_bytes)}")]
+    return told if vote is None else [*told, ("votes", vote.in_words())]

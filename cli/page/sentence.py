@@ -82,6 +82,11 @@ def sentence(status: JobStatus, note: str = "", whole: WholeJob | None = None) -
     return _undisturbed(status, asks)
 
 
+def is_over(status: JobStatus, whole: WholeJob | None = None) -> bool:
+    """Tell whether a job has ended, and does not begin again by itself. `whole`: of a role, the job it belongs to."""
+    return status.exit_code is not None and (whole is None or whole.phase is not GroupPhase.RESTARTING)
+
+
 def asked(status: JobStatus) -> tuple[str, ...]:
     """Return what an operator could do for a job that has not ended, the most pressing thing first."""
     return (*_small_world(status), *_spares(status), *_budgets(status.budgets), *_unused(status.nodes))

@@ -1,7 +1,5 @@
 """`midstep status` as text: a job, its ranks, nodes and budgets; of a job of roles a line for each role."""
 
-from collections.abc import Collection, Sequence
-
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
@@ -13,8 +11,9 @@ from ...protocol.incidents import Incident, JobStatus, NodeStatus, Outcome, Rank
 from ...protocol.reports import PreparedProcesses
 from ...protocol.time_spent import TimeSpent
 from ...protocol.types import DETECTOR_PREFIX, FaultReport, StandbyDepth
-from ...protocol.wording import nodes_text, numbers_text, one_line, ranks_text
+from ...protocol.wording import nodes_text, numbers_text, one_line
 from .controls_text import record_lines, rule_lines, standing_lines
+from .kept_state import copy_left, host_copies, last_vote
 from .report_text import (
     budget_table,
     controller_lines,
@@ -76,57 +75,24 @@ def status_view(status: JobStatus, forecast: TimeSpent | None = None) -> Rendera
 
 def copy_lines(status: JobStatus) -> list[Text]:
     """Return how old the copies in host memory are, what they take, and what they are for; nothing where none is."""
-    memory = sum(rank.copied_bytes for rank in status.ranks)
-    if not memory:
+    copies = host_copies(status)
+    if copies is None:
         return []
-    step = copy_left(status.ranks)
     nodes = sorted({rank.node for rank in status.ranks})
-    takes = f"{size_text(memory)} on {count_text(len(nodes), 'node')}"
-    if not step:
-        return [Text(f"host copies: no step of which all ranks have one; {takes}", style="yellow")]
-    age = count_text(max(0, status.committed - step), "step")
+    told = f"host copies: {copies.in_words()}; {size_text(copies.memory_bytes)} on {count_text(len(nodes), 'node')}"
+    if not copies.step:
+        return [Text(told, style="yellow")]
     left = {node: copy_left(status.ranks, {node}) for node in nodes}
     least, bare = min(left.values()), [node for node, step in left.items() if not step]
     node = "a lost node" if len(bare) in {0, len(nodes)} else f"{nodes_text(bare)}, if lost,"
-    costs = "goes back to a checkpoint" if bare else "too" if least == step else f"those of step {least}"
-    lost = f"a lost process without a replica costs these, {node} {costs}"
-    return [Text(f"host copies: of step {step}, {age} ago; {takes}; {lost}")]
-
-
-def copy_age_lines(status: JobStatus) -> list[Text]:
-    """Return how old the copies in host memory are, without what each node's loss would cost: that takes long."""
-    memory = sum(rank.copied_bytes for rank in status.ranks)
-    if not memory:
-        return []
-    step = copy_left(status.ranks)
-    if not step:
-        return [Text(f"host copies: no step of which all ranks have one; {size_text(memory)}", style="yellow")]
-    age = count_text(max(0, status.committed - step), "step")
-    return [Text(f"host copies: of step {step}, {age} ago; {size_text(memory)}")]
-
-
-def copy_left(ranks: Sequence[RankStatus], lost: Collection[str] = ()) -> int:
-    """Return the newest step of which host memory has a copy of every rank once these nodes are lost; 0: of none."""
-    left: dict[int, set[int]] = {rank.rank: set() for rank in ranks}
-    for rank in ranks:
-        if rank.node not in lost:
-            left[rank.rank].update(rank.copied_steps)
-            for kept in rank.guest_copies:
-                left.setdefault(kept.rank, set()).add(kept.step)
-    return max(set.intersection(*left.values()), default=0) if left else 0
+    costs = "goes back to a checkpoint" if bare else "too" if least == copies.step else f"those of step {least}"
+    return [Text(f"{told}; a lost process without a replica costs these, {node} {costs}")]
 
 
 def vote_lines(status: JobStatus) -> list[Text]:
     """Return which state has passed the last vote of the ranks, and what no vote checks; nothing where none is held."""
-    agreed = [rank.agreed_step for rank in status.ranks]
-    if not any(agreed):
-        return []
-    step = min(agreed)
-    unchecked = [rank.rank for rank in status.ranks if rank.unchecked]
-    only = f"; not checked: shards of {ranks_text(unchecked)}, of which there is no other copy" if unchecked else ""
-    age = count_text(max(0, status.committed - step), "step")
-    passed = f"the copies of step {step} are equal, {age} ago" if step else "not yet on all ranks"
-    return [Text(f"votes: {passed}{only}", style="yellow" if unchecked else "")]
+    vote = last_vote(status)
+    return [] if vote is None else [Text(f"votes: {vote.in_words()}", style="yellow" if vote.unchecked else "")]
 
 
 def reported_lines(status: JobStatus) -> list[Text]:

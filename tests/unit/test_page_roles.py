@@ -9,7 +9,7 @@ import pytest
 from midstep.cli.page import command, jobs
 from midstep.cli.page.jobs import JobList, meant_role, named_job
 from midstep.cli.page.sections import Looked, SectionWriter
-from midstep.cli.page.sentence import Mood, WholeJob, sentence
+from midstep.cli.page.sentence import Mood, WholeJob, is_over, sentence
 from midstep.controller.role_group import GroupPhase, RoleEnded, RoleGroup, begin, handle
 from midstep.launch.directories import GroupFounding, GroupRecord, find_job, found_group, role_directory, write_group
 from midstep.launch.reached_job import GroupLook, HereJob, ReachedJob, RoleLook
@@ -102,7 +102,7 @@ def test_a_role_that_was_stopped_for_another_one_says_so(whole: WholeJob | None,
     said = sentence(ended, "it has ended", whole)
     assert (said.mood, said.headline) == (mood, headline)
     restarts = whole is not None and whole.phase is GroupPhase.RESTARTING
-    assert Looked(ended, whole=whole).is_over is not restarts
+    assert is_over(ended, whole) is not restarts
 
 
 def lines(monkeypatch: pytest.MonkeyPatch, base: Path, group: GroupLook) -> list[tuple[str, str, str, bool]]:

@@ -5,6 +5,7 @@ import pytest
 
 from midstep.cli.page.sections import Looked, SectionWriter, outlook, runs
 from midstep.cli.page.sentence import Mood, asked, sentence
+from midstep.cli.views.status_view import vote_lines
 from midstep.controller.time_account import time_spent
 from midstep.protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, RankStatus, StandingFault
 from midstep.protocol.types import OPERATOR, Decision, FaultKind, FaultReport, Rung, SkippedRung
@@ -196,3 +197,27 @@ def test_slow_ranks_and_the_age_of_copies_are_told() -> None:
     assert msgspec.json.decode(parts["beat"])["slowness"] == [[0.0, 1], [1.0, 2], [1.7, 1]]
     assert msgspec.json.decode(parts["reserves"])["held"] == [["host copies", "of step 41210, 10 steps ago; 4.0 MB"]]
     assert msgspec.json.decode(SectionWriter().write(Looked(status()))["reserves"])["held"] == []
+
+
+@pytest.mark.parametrize(
+    ("agreed", "unchecked", "says"),
+    [
+        ((41_200, 41_210, 41_210, 41_210), 0, "the copies of step 41200 are equal, 20 steps ago"),
+        ((0, 41_210, 41_210, 41_210), 0, "not yet on all ranks"),
+        (
+            (41_210,) * 4,
+            2,
+            "the copies of step 41210 are equal, 10 steps ago; not checked: shards of ranks 2, 3, of which there is "
+            "no other copy",
+        ),
+    ],
+)
+def test_the_last_vote_is_told_in_the_words_of_a_terminal(agreed: tuple[int, ...], unchecked: int, says: str) -> None:
+    ranks = tuple(
+        msgspec.structs.replace(rank, agreed_step=step, unchecked=int(rank.rank >= 4 - unchecked))
+        for rank, step in zip(status().ranks, agreed, strict=True)
+    )
+    told = status(ranks=ranks)
+    assert msgspec.json.decode(SectionWriter().write(Looked(told))["reserves"])["held"] == [["votes", says]]
+    (line,) = vote_lines(told)
+    assert line.plain == f"votes: {says}"
