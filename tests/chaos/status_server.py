@@ -53,26 +53,23 @@ def checked(told: Any) -> dict[str, Any]:
     return status
 
 
+def make_certificate(root: Path) -> tuple[Path, Path]:
+    """Make a certificate of `localhost` that is its own CA, and its key."""
+    root.mkdir(parents=True, exist_ok=True)
+    certificate, key = root / "ca.crt", root / "key.pem"
+    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=of a test"]
+    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *made, *files], check=True, capture_output=True, timeout=60.0)
+    return certificate, key
+
+
 class StatusServerOfTrainer:
     """Serves until it is closed. `ill`: it answers 503; `hangs`: it takes requests and does not answer."""
 
     def __init__(self, root: Path) -> None:
         """Make a certificate, a CA file and a token file below `root`."""
-        root.mkdir(parents=True, exist_ok=True)
-        self.ca_file, self.token_file, key = root / "ca.crt", root / "token", root / "key.pem"
-        made = [
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-subj",
-            "/CN=trainer",
-        ]
-        files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(self.ca_file)]
-        subprocess.run(["openssl", *made, *files], check=True, capture_output=True, timeout=60.0)
+        self.ca_file, key = make_certificate(root)
+        self.token_file = root / "token"
         self.ill = self.hangs = False
         self.taken: list[dict[str, Any]] = []
         self.refused: list[tuple[int, str]] = []

@@ -1,8 +1,12 @@
-"""Webhooks of a real job: what failed is told again, and the next controller tells what the last one could not."""
+"""Webhooks of real jobs: what failed is told again, also by the next controller, and https is what it should be.
+
+`tests/prometheus` has the other kinds of notices, beside the alerts about the same faults.
+"""
 
 import json
 import os
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,26 +21,30 @@ from midstep.protocol.types import InjectionPoint
 
 from .comparing import finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, PATIENCE_S, ROOMY, inject
+from .jobs import ONE_NODE, PATIENCE_S, ROOMY, Job, inject
+from .status_server import has_openssl, make_certificate
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 GATE = 15
+HEADER = "Bearer of-the-header"
 
 
 class Chat:
-    """A web server on this machine that answers 500 as long as it is ill."""
+    """A web server on this machine that answers 500 as long as it is ill. `root`: where its certificate is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         self.ill = True
         self.refused: list[dict[str, Any]] = []
         self.got: list[dict[str, Any]] = []
+        self.admissions: set[str | None] = set()
         chat = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 ill = chat.ill
+                chat.admissions.add(self.headers["Authorization"])
                 (chat.refused if ill else chat.got).append(told)
                 self.send_response(500 if ill else 200)
                 self.end_headers()
@@ -45,8 +53,14 @@ class Chat:
                 """Say nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        where = "http://127.0.0.1"
+        if root is not None:
+            self.certificate, key = make_certificate(root)
+            context, where = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "https://localhost"
+            context.load_cert_chain(self.certificate, key)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/services/secret"
+        self.url = f"{where}:{self._server.server_port}/services/secret"
 
     def close(self) -> None:
         """Serve no more."""
@@ -61,6 +75,15 @@ def chat() -> Iterator[Chat]:
     made.close()
 
 
+@pytest.fixture
+def secure_chats(tmp_path: Path) -> Iterator[tuple[Chat, Chat]]:
+    """Two with a certificate each."""
+    made = Chat(tmp_path / "trusted"), Chat(tmp_path / "strange")
+    yield made
+    for each in made:
+        each.close()
+
+
 def until(holds: Callable[[], object], what: str) -> None:
     """Wait until something holds."""
     deadline_s = time.monotonic() + PATIENCE_S
@@ -71,13 +94,26 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 def policy(root: Path, url: str) -> dict[str, Any]:
     """A policy whose budget in place is spent by one fault, with a webhook."""
-    secret = root / "oncall.url"
-    secret.write_text(url)
-    secret.chmod(0o600)
     ladder = [
         {**rung, "budget": {"per_job": 1}} if rung["rung"] == "recover_in_place" else rung for rung in ROOMY["ladder"]
     ]
-    return {**ROOMY, "ladder": ladder, "notify": {"webhooks": [{"name": "oncall", "url_file": str(secret)}]}}
+    oncall = {"name": "oncall", "url_file": own_file(root / "oncall.url", url)}
+    return {**ROOMY, "ladder": ladder, "notify": {"webhooks": [oncall]}}
+
+
+def own_file(path: Path, text: str) -> str:
+    """Write a file that is its user's alone, in the place of the one that is there."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    return str(fresh.replace(path))
+
+
+def assert_kept_secret(job: Job) -> None:
+    """Neither address nor header of a webhook stands in a file of the job."""
+    secrets = (b"services/secret", HEADER.encode())
+    files = [path for path in job.directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if any(secret in path.read_bytes() for secret in secrets)]
 
 
 def test_a_notice_that_a_killed_controller_owed_arrives_from_the_next_one(
@@ -118,5 +154,46 @@ def test_a_notice_that_a_killed_controller_owed_arrives_from_the_next_one(
     # A try that was on its way when its controller was killed may arrive as well: once more, with the same id.
     assert [each["event"] for each in {each["id"]: each for each in chat.got}.values()] == ["budget", "ended"]
     assert chat.got[-1]["text"].startswith("the job has ended with exit code 0")
-    left = [path for path in job.directory.rglob("*") if path.is_file() and b"services/secret" in path.read_bytes()]
-    assert not left, "the secret stands in a file of the job"
+    assert_kept_secret(job)
+
+
+@pytest.mark.skipif(not has_openssl, reason="there is no openssl to make a certificate with")
+def test_a_webhook_is_told_by_https_where_its_certificate_is_trusted(
+    start_job: StartJob, tmp_path: Path, secure_chats: tuple[Chat, Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one, of a CA that the machine does not know, gets nothing until its file has the address of the first.
+
+    The job is over then, and waits for that. Both are shown the header of their file, and only those told.
+    """
+    trusted, strange = secure_chats
+    trusted.ill = strange.ill = False
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted.certificate))
+    header = own_file(tmp_path / "header", f"Authorization: {HEADER}")
+    address = tmp_path / "strange.url"
+    hooks = [
+        {"name": "oncall", "url_file": own_file(tmp_path / "oncall.url", trusted.url)},
+        {"name": "talk", "url_file": own_file(address, strange.url), "shape": "slack"},
+    ]
+    notify = {"webhooks": [{**hook, "header_file": header} for hook in hooks]}
+    job = start_job(
+        nodes=1,
+        ranks_per_node=1,
+        script="true",
+        arguments=[],
+        options=["--no-python"],
+        policy={**ROOMY, "notify": notify},
+    )
+
+    log = job.directory / "logs" / "controller.log"
+    until(
+        lambda: log.exists() and "webhook talk: its certificate is not trusted here" in log.read_text(), "its trouble"
+    )
+    own_file(address, trusted.url)
+    assert finish(job)["exit_code"] == 0
+    end = "the job has ended with exit code 0: all ranks have finished"
+    assert {each.get("event"): each["text"] for each in trusted.got} == {
+        "ended": end,
+        None: f"midstep job {job.name}: {end}",
+    }
+    assert (trusted.admissions, strange.admissions) == ({HEADER}, set())
+    assert_kept_secret(job)
