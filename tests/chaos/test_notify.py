@@ -1,6 +1,6 @@
-"""Webhooks of real jobs: what failed is told again, also by the next controller, and https is what it should be.
+"""Webhooks of real jobs: each kind of notice arrives, by https too; what failed is told again, by the next controller.
 
-`tests/prometheus` has the other kinds of notices, beside the alerts about the same faults.
+The alerts of `tests/prometheus` are looked at together with the notices about the same faults.
 """
 
 import json
@@ -16,7 +16,12 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.incidents import JobStatus
+from midstep.cli.inject import report_of
+from midstep.controller.endpoints.control_requests import Accepted
+from midstep.controller.journaled import ConditionChanged
+from midstep.launch.reached_job import read_story
+from midstep.policies.fault_codes import LevelName
+from midstep.protocol.incidents import JobStatus, NoticeKind
 from midstep.protocol.types import InjectionPoint
 
 from .comparing import finish
@@ -24,9 +29,10 @@ from .conftest import StartJob
 from .jobs import ONE_NODE, PATIENCE_S, ROOMY, Job, inject
 from .status_server import has_openssl, make_certificate
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 GATE = 15
+SHORT_HOUR = Path(__file__).parents[1] / "prometheus" / "short_hour"
 HEADER = "Bearer of-the-header"
 
 
@@ -92,6 +98,14 @@ def until(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+def until_told(chat: Chat, kind: str, subject: str = "") -> None:
+    """Wait until a webhook has been told of something, whatever it answered."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (kind, subject) not in (told := {(each["event"], each["subject"]) for each in chat.got + chat.refused}):
+        assert time.monotonic() < deadline_s, f"{kind} {subject} was not told; there are {sorted(told)}"
+        time.sleep(0.1)
+
+
 def policy(root: Path, url: str) -> dict[str, Any]:
     """A policy whose budget in place is spent by one fault, with a webhook."""
     ladder = [
@@ -107,6 +121,12 @@ def own_file(path: Path, text: str) -> str:
     fresh.write_text(text)
     fresh.chmod(0o600)
     return str(fresh.replace(path))
+
+
+def noted(job: Job, key: str) -> list[bool]:
+    """Return whether something that webhooks are told of held, each time that the journal has a change of it."""
+    events = (turn.event for turn in read_story(job.directory))
+    return [event.notice is not None for event in events if isinstance(event, ConditionChanged) and event.key == key]
 
 
 def assert_kept_secret(job: Job) -> None:
@@ -197,3 +217,54 @@ def test_a_webhook_is_told_by_https_where_its_certificate_is_trusted(
     }
     assert (trusted.admissions, strange.admissions) == ({HEADER}, set())
     assert_kept_secret(job)
+
+
+@pytest.mark.soak
+def test_each_kind_of_notice_is_told_of_one_job(
+    start_job: StartJob, tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts; its spare node has a fault for a person; a rank dies, and the controller; it ends.
+
+    The hour of which its goodput is told has 20 s, everywhere in its processes, and it writes no checkpoint.
+    """
+    monkeypatch.setenv("PYTHONPATH", str(SHORT_HOUR))
+    chat.ill = False
+    chosen = policy(tmp_path, chat.url)
+    limits = {"asked_after_s": 0.5, "unguarded_s": 0.5, "checkpoint_age_s": 1.0, "goodput_under": 0.99}
+    chosen["notify"] = {**chosen["notify"], **limits}
+    chosen["checkpoint"] = {"every_steps": 1_000_000}
+    job = start_job(
+        nodes=1,
+        ranks_per_node=2,
+        spares=1,
+        policy=chosen,
+        faults=[inject(1, InjectionPoint.FORWARD, 6)],
+        steps=GATE + 3,
+        gates=[GATE],
+    )
+    job.held_at(GATE)
+    until_told(chat, NoticeKind.ASKED, "training")
+    until_told(chat, NoticeKind.BUDGET, "recover_in_place per job")
+
+    def spares(status: JobStatus) -> list[str]:
+        return [node.node for node in status.nodes if node.state == "spare"]
+
+    (spare,) = spares(job.until(lambda status: bool(spares(status)), "the spare node"))
+    until(lambda: noted(job, "no_spare:"), "it to be noted")  # only one that was there can be missed
+    assert isinstance(job.ask(report_of(LevelName.MANUALLY_SEPARATE_NPU, None, spare, 0)), Accepted)
+    until_told(chat, NoticeKind.NO_SPARE)
+    until_told(chat, NoticeKind.ASKED, f"{spare}, device 0")
+
+    os.kill(job.controller_pid(), signal.SIGKILL)
+    until_told(chat, NoticeKind.UNGUARDED)
+    until_told(chat, NoticeKind.GOODPUT_LOW)
+    until_told(chat, NoticeKind.CHECKPOINT_OLD)
+    job.open_gate(GATE)
+    report = finish(job)
+    assert [each["outcome"] for each in report["incidents"]] == ["resumed"]
+    told = {each["id"]: (each["event"], each["subject"]) for each in chat.got}  # one may come twice, with the same id
+    alone = set(NoticeKind) - {NoticeKind.ASKED, NoticeKind.BUDGET}
+    asked = {(NoticeKind.ASKED, "training"), (NoticeKind.ASKED, f"{spare}, device 0")}
+    assert sorted(told.values()) == sorted(
+        {*asked, (NoticeKind.BUDGET, "recover_in_place per job"), *((kind, "") for kind in alone)}
+    )
