@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from midstep.agent.fork_server import PRELOAD_STORE
+from midstep.cli.main import main
+from midstep.protocol import environment as names
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
@@ -20,6 +25,15 @@ if os.environ["RANK"] == "1":
 time.sleep(1)
 raise RuntimeError("the connection to rank 1 was closed by its peer")
 """
+
+
+def run(*words: str) -> str:
+    """Return what `midstep run` prints. Its node imports no more than these scripts do, which train nothing."""
+    environment = {**os.environ, names.PRELOAD: PRELOAD_STORE}
+    done = subprocess.run(
+        [MIDSTEP, "run", "--quiet", *words], capture_output=True, text=True, check=False, env=environment
+    )
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -38,14 +52,10 @@ def test_the_cause_stands_first_in_run_status_and_report(failure: str, said: str
     """It is that of the first rank that failed, with its exit status and its last words."""
     script, directory = tmp_path / "train.py", tmp_path / "job"
     script.write_text(FAILS.format(failure))
-
-    def midstep(*words: str) -> str:
-        done = subprocess.run([MIDSTEP, *words], capture_output=True, text=True, check=False, env=os.environ)
-        return done.stdout + done.stderr
-
-    ran = midstep("run", "--quiet", "--nproc-per-node", "2", "--job-dir", str(directory), str(script))
+    ran = run("--nproc-per-node", "2", "--job-dir", str(directory), str(script))
     assert [line for line in ran.splitlines() if line.startswith(f"midstep: {said}")], ran
-    for shown in (midstep("status", str(directory)), midstep("report", str(directory))):
+    for word in ("status", "report"):
+        shown = CliRunner().invoke(main, [word, str(directory)], catch_exceptions=False).output
         assert said in " ".join(shown.split()), shown
 
 
@@ -64,8 +74,6 @@ def test_an_exception_under_torchs_record_is_written_to_a_file_beside_the_log(tm
     """`@record` writes where TORCHELASTIC_ERROR_FILE says."""
     script, directory = tmp_path / "train.py", tmp_path / "job"
     script.write_text(RECORDED)
-    subprocess.run(
-        [MIDSTEP, "run", "--quiet", "--job-dir", str(directory), str(script)], capture_output=True, check=False
-    )
+    run("--job-dir", str(directory), str(script))
     written = json.loads((directory / "logs" / "rank-0.1.error.json").read_text())
     assert written["message"]["message"] == "ValueError: what torchrun would show"

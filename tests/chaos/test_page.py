@@ -1,6 +1,7 @@
 """The page of a real job tells of its incidents, and nothing that happens to the page happens to the job."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from midstep.agent.fork_server import PRELOAD_STORE
+from midstep.protocol import environment as names
 
 from ..contract.served_page import heard, watching
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
@@ -66,17 +70,14 @@ def test_the_page_tells_of_an_incident_and_its_own_end_is_none(start_job: StartJ
 def test_a_page_that_runs_with_a_job_ends_with_it(tmp_path: Path) -> None:
     """`midstep run --page` says where it is; it serves the job while that runs, and has gone with the launcher."""
     for number, ends_by_itself in enumerate((True, False)):
+        looked_at = tmp_path / f"looked-at-{number}"
         options = ["--job-dir", str(tmp_path / str(number)), "--fixed-nodes", "--page", ":0", "--no-python"]
-        command = [
-            sys.executable,
-            "-m",
-            "midstep.cli.main",
-            "run",
-            *options,
-            "sleep",
-            "15" if ends_by_itself else "600",
-        ]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as launcher:
+        program = ["sh", "-c", f"until [ -e {looked_at} ]; do sleep 0.1; done"]
+        command = [sys.executable, "-m", "midstep.cli.main", "run", *options, *program]
+        environment = {**os.environ, names.PRELOAD: PRELOAD_STORE}  # there is no torch in that program
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment
+        ) as launcher:
             try:
                 assert launcher.stderr is not None
                 address = next(line for line in launcher.stderr if "the page is at" in line).split(" at ")[1].split()[0]
@@ -84,6 +85,7 @@ def test_a_page_that_runs_with_a_job_ends_with_it(tmp_path: Path) -> None:
                 with watching(port) as stream:
                     assert heard(stream, "head")["job"]
                 if ends_by_itself:
+                    looked_at.touch()
                     launcher.stderr.read()
                     assert launcher.wait(60) == 0
                 else:
