@@ -9,7 +9,7 @@ import pytest
 
 from .calm import made_once
 from .comparing import finish
-from .jobs import ONE_NODE, RANKS, STEPS, Job, Record
+from .jobs import RANKS, STEPS, Job, Record
 from .losing import closing
 
 StartJob = Callable[..., Job]
@@ -56,16 +56,25 @@ def start_shared_job(tmp_path_factory: pytest.TempPathFactory, device: str) -> I
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Record:
     """The record of a run to which nothing happens; on the CPU, if no device was chosen for all."""
+    return _undisturbed(tmp_path_factory, request, "undisturbed", RANKS)
 
+
+@pytest.fixture(scope="session")
+def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Record:
+    """The same of two ranks."""
+    return _undisturbed(tmp_path_factory, request, "undisturbed-pair", 2)
+
+
+def _undisturbed(factory: pytest.TempPathFactory, request: pytest.FixtureRequest, name: str, ranks: int) -> Record:
     def run() -> Record:
-        with _starting(tmp_path_factory.mktemp("undisturbed"), chosen(request.config) or DEVICES[0]) as start:
-            job = start(**ONE_NODE)  # the same bits as on two, with half the imports
+        with _starting(factory.mktemp(name), chosen(request.config) or DEVICES[0]) as start:
+            job = start(nodes=1, ranks_per_node=ranks)  # the same bits as on two, with half the imports
             assert not finish(job)["incidents"], job.said()
             return job.record()
 
-    record = made_once(tmp_path_factory, "undisturbed", run)
-    assert sorted(record.ends) == list(range(RANKS))
-    assert all(len(record.steps[rank]) == STEPS for rank in range(RANKS))
+    record = made_once(factory, name, run)
+    assert sorted(record.ends) == list(range(ranks))
+    assert all(len(record.steps[rank]) == STEPS for rank in range(ranks))
     return record
 
 

@@ -20,7 +20,6 @@ from midstep.protocol import environment as names
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.types import FaultAction, FaultKind, FaultLevel, FaultReport, InjectionPoint
 
-from .calm import made_once
 from .comparing import assert_nobody_harmed, assert_same_numbers
 from .grouped import RANKS_OF_A_ROLE, ROLES_PATIENCE_S, RolesJob, training_role
 from .jobs import ROOMY, STEPS, Record, inject
@@ -59,24 +58,6 @@ def start_roles(tmp_path: Path) -> Iterator[StartRoles]:
         job.close()
 
 
-@pytest.fixture(scope="session")
-def undisturbed_role(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """The record of a role of two ranks to which nothing happens."""
-
-    def run() -> Record:
-        root = tmp_path_factory.mktemp("undisturbed")
-        job = RolesJob(root, {"a": training_role(root / "records-a", ladder=LADDER)})
-        try:
-            assert job.wait() == 0, job.said()
-        finally:
-            job.close()
-        return job.record("a")
-
-    record = made_once(tmp_path_factory, "undisturbed-role", run)
-    assert all(len(record.steps[rank]) == STEPS for rank in range(RANKS_OF_A_ROLE))
-    return record
-
-
 def assert_first_steps_are_the_same(record: Record, undisturbed: Record) -> None:
     """As far as the undisturbed run went, every step gave its bits."""
     for rank, steps in record.steps.items():
@@ -86,7 +67,7 @@ def assert_first_steps_are_the_same(record: Record, undisturbed: Record) -> None
 
 @pytest.mark.soak
 def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
-    start_roles: StartRoles, undisturbed_role: Record
+    start_roles: StartRoles, undisturbed_pair: Record
 ) -> None:
     """Each recovery of the one is held in its middle until the other has made steps; the last has a second kill."""
     kills = [inject(1, point, step, life=life) for life, (point, step) in enumerate(MOMENTS, start=1)]
@@ -120,12 +101,12 @@ def test_a_role_recovers_at_every_moment_while_the_other_makes_steps(
     for incident in incidents:
         assert_nobody_harmed(incident, {1}, ranks=RANKS_OF_A_ROLE)
     assert rollout.report()["incidents"] == []
-    assert_same_numbers(job.record("actor"), undisturbed_role, ranks=RANKS_OF_A_ROLE)
-    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_role)
+    assert_same_numbers(job.record("actor"), undisturbed_pair, ranks=RANKS_OF_A_ROLE)
+    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_pair)
 
 
 def test_a_controller_and_a_launcher_of_a_role_that_die_are_replaced_and_the_other_role_does_not_notice(
-    start_roles: StartRoles, undisturbed_role: Record
+    start_roles: StartRoles, undisturbed_pair: Record
 ) -> None:
     """The controller is killed together with a rank: only that rank gets another process. Then the role's launcher is
     killed, with all that it has started: the role continues from its journal and its newest checkpoint.
@@ -156,12 +137,12 @@ def test_a_controller_and_a_launcher_of_a_role_that_die_are_replaced_and_the_oth
     incidents = actor.report()["incidents"]
     assert_nobody_harmed(incidents[0], {1}, ranks=RANKS_OF_A_ROLE)
     assert len(incidents) == 2
-    assert_same_numbers(job.record("actor"), undisturbed_role, ranks=RANKS_OF_A_ROLE)
-    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_role)
+    assert_same_numbers(job.record("actor"), undisturbed_pair, ranks=RANKS_OF_A_ROLE)
+    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_pair)
 
 
 def test_a_machine_that_one_role_leaves_for_a_fault_is_left_by_the_other_between_two_steps(
-    start_roles: StartRoles, undisturbed_role: Record
+    start_roles: StartRoles, undisturbed_pair: Record
 ) -> None:
     """The other role loses no step and pays no budget for it. Here nodes of one name stand for one machine."""
     job = start_roles(
@@ -189,13 +170,13 @@ def test_a_machine_that_one_role_leaves_for_a_fault_is_left_by_the_other_between
     assert "role actor has left machine node0: its fans stand still" in str(moved["decisions"])
     assert moved["steps_lost"] == 0
     assert not any(budget.used for budget in status.budgets)
-    assert_same_numbers(job.record("actor"), undisturbed_role, ranks=RANKS_OF_A_ROLE)
-    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_role)
+    assert_same_numbers(job.record("actor"), undisturbed_pair, ranks=RANKS_OF_A_ROLE)
+    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_pair)
 
 
 @pytest.mark.soak
 def test_a_role_without_a_ladder_takes_all_roles_back_to_their_checkpoints(
-    start_roles: StartRoles, undisturbed_role: Record
+    start_roles: StartRoles, undisturbed_pair: Record
 ) -> None:
     """The others are stopped with a checkpoint, so that they repeat no step; a second time the budget is spent."""
     once = [{"rung": "reschedule_job", "budget": {"per_job": 1, "window_s": 0}}, {"rung": "stop"}]
@@ -223,8 +204,8 @@ def test_a_role_without_a_ladder_takes_all_roles_back_to_their_checkpoints(
     assert actor.report()["incidents"] == []
     record = job.record("actor")
     assert all(len((job.records("actor") / f"steps.{rank}").read_text().splitlines()) == STEPS for rank in record.steps)
-    assert_same_numbers(record, undisturbed_role, ranks=RANKS_OF_A_ROLE)
-    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_role)
+    assert_same_numbers(record, undisturbed_pair, ranks=RANKS_OF_A_ROLE)
+    assert_first_steps_are_the_same(job.record("rollout"), undisturbed_pair)
 
 
 @pytest.mark.soak
@@ -247,7 +228,7 @@ def test_what_all_roles_may_be_restarted_is_spent_across_launchers_and_then_the_
 
 
 def test_a_launcher_that_is_killed_leaves_no_process_and_the_job_continues_where_it_was(
-    start_roles: StartRoles, undisturbed_role: Record
+    start_roles: StartRoles, undisturbed_pair: Record
 ) -> None:
     """Each role from its newest checkpoint, with what it has spent; what was in the store is there again."""
     job = start_roles(
@@ -268,7 +249,7 @@ def test_a_launcher_that_is_killed_leaves_no_process_and_the_job_continues_where
     assert job.wait() == 0, job.said()
     assert job.group().phase is GroupPhase.ENDED
     job.assert_nothing_left()
-    assert_same_numbers(job.record("actor"), undisturbed_role, ranks=RANKS_OF_A_ROLE)
+    assert_same_numbers(job.record("actor"), undisturbed_pair, ranks=RANKS_OF_A_ROLE)
 
 
 @pytest.mark.soak
