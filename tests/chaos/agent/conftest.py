@@ -212,18 +212,25 @@ def play(root: Path) -> Callable[..., None]:
 @pytest.fixture(scope="module")
 def play_in_turn() -> Iterator[Callable[[Turn], None]]:
     """Run scenarios one after the other on one agent: each is told from which incarnation on the ranks are its own."""
+    with taking_turns(LIVES) as play_turn:
+        yield play_turn
+
+
+@contextlib.contextmanager
+def taking_turns(apart: int, **changes: Any) -> Iterator[Callable[[Turn], None]]:
+    """Yield what runs scenarios one after the other on one agent, each with a number that is greater by `apart`."""
     loop, place = asyncio.new_event_loop(), Path(tempfile.mkdtemp(prefix="ms-"))
-    turns = itertools.count()
+    turns = itertools.count(step=apart)
 
     async def begin() -> Site:
         site = Site(place, nodes=1)
         await site.agent()
-        site.welcome("")
+        site.welcome("", **changes)
         return site
 
     def play_turn(scenario: Turn) -> None:
         try:
-            loop.run_until_complete(scenario(site, LIVES * next(turns)))
+            loop.run_until_complete(scenario(site, next(turns)))
         except BaseException:
             tell(place)
             raise

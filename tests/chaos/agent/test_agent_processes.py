@@ -43,30 +43,29 @@ sys.exit(7)
 """
 
 
-def test_a_rank_is_forked_from_the_fork_server_as_if_python_had_run_its_script(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(SHOW, environment={"FROM_JOB": "yes"})
-        site.start(1)
+def test_a_rank_is_forked_from_the_fork_server_as_if_python_had_run_its_script(play_in_turn: Play) -> None:
+    async def scenario(site: Any, life: int) -> None:
+        site.script(SHOW)
+        site.start(1, life)
 
-        started = await site.started(1)
-        exited = await site.exited(1)
+        started = await site.started(1, life)
+        exited = await site.exited(1, life)
 
         assert started.warm
         assert exited.process == started.process
         assert (exited.status, exited.expected) == (7, False)
-        said = site.log(1).splitlines()
+        said = site.log(1, life).splitlines()
         assert f"args ['one', 'two'] name __main__ path {site.root}" in said
         assert f"parent {site.agents['node0'].pid} session True threads 1" in said
         assert "box of 1" in said
         assert "torch was there True" in said
         assert "patterns were read True" in said
         expected = {"RANK 1", "LOCAL_RANK 1", "WORLD_SIZE 2", "LOCAL_WORLD_SIZE 2", "GROUP_RANK 0"}
-        expected |= {"MASTER_ADDR 127.0.0.1", "OMP_NUM_THREADS 1", "TORCHELASTIC_RESTART_COUNT 0"}
-        expected |= {"TORCHELASTIC_USE_AGENT_STORE True", "MIDSTEP_SEATED 1", "MIDSTEP_INCARNATION 0"}
+        expected |= {"MASTER_ADDR 127.0.0.1", "OMP_NUM_THREADS 1", f"TORCHELASTIC_RESTART_COUNT {life}"}
+        expected |= {"TORCHELASTIC_USE_AGENT_STORE True", "MIDSTEP_SEATED 1", f"MIDSTEP_INCARNATION {life}"}
         assert expected <= set(said)
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
 BACKEND = """
@@ -142,23 +141,22 @@ def test_what_ranks_print_is_told_while_they_run_and_again_to_the_next_controlle
     play(scenario)
 
 
-def test_the_last_words_of_a_process_come_with_its_end_and_are_few(play: Play) -> None:
+def test_the_last_words_of_a_process_come_with_its_end_and_are_few(play_in_turn: Play) -> None:
     """Whoever reads the report has no way to the files of this machine."""
 
-    async def scenario(site: Any) -> None:
-        await site.agent()
-        site.welcome(WORDS)
-        site.start(0)
-        exited = await site.exited(0)
+    async def scenario(site: Any, life: int) -> None:
+        site.script(WORDS)
+        site.start(0, life)
+        exited = await site.exited(0, life)
         assert exited.output.splitlines() == [f"line {number}" for number in range(80, 100)]
 
         site.script(SLEEP)
-        site.start(0, incarnation=1)
-        running = (await site.started(0, incarnation=1)).process
+        site.start(0, life + 1)
+        running = (await site.started(0, life + 1)).process
         site.controller.order(StopProcess(0, running.incarnation, grace_s=0.0))
-        assert (await site.exited(0, incarnation=1)).output == ""  # it was ordered to end
+        assert (await site.exited(0, life + 1)).output == ""  # it was ordered to end
 
-    play(scenario)
+    play_in_turn(scenario)
 
 
 ENDINGS = [

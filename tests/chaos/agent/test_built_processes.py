@@ -1,7 +1,7 @@
 """Processes that are built ahead of a fault: taken where they fit, replaced where not, and never left behind."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from midstep.protocol.messages import BuildAhead, NodeHeartbeat, ProcessesPrepar
 from midstep.protocol.reports import PreparedProcesses
 from midstep.protocol.types import Rendezvous, StandbyDepth
 
-from .conftest import SETTINGS
+from .conftest import SETTINGS, Turn, taking_turns
 
 pytestmark = pytest.mark.chaos
 
@@ -36,6 +36,7 @@ box.write_progress(pid=os.getpid(), incarnation=incarnation, generation=incarnat
 print("trains as", incarnation, environment is os.environ, flush=True)
 time.sleep(600)
 """
+RANKS = 8  # one for each test of those that share an agent
 FAILS_AHEAD = f"""
 from midstep.processor import built_ahead
 assert not built_ahead.is_waiting(), "a port is taken"
@@ -43,64 +44,70 @@ assert not built_ahead.is_waiting(), "a port is taken"
 """
 
 
-async def with_a_built_process(site: Any, script: str = TRAIN) -> psutil.Process:
-    """Start rank 0, which trains, and return the process that is built for it meanwhile."""
-    await site.agent()
-    site.welcome(script, settings=BUILT)
-    site.start(0)
-    await site.mentions("is built ahead for rank 0")
-    built: psutil.Process = site.below("b0")[0]
+@pytest.fixture(scope="module")
+def play_ranks() -> Iterator[Callable[[Turn], None]]:
+    """Run scenarios one after the other on one agent, each with a rank of its own."""
+    with taking_turns(1, settings=BUILT, world_size=RANKS, ranks_per_node=RANKS) as play_turn:
+        yield play_turn
+
+
+async def with_a_built_process(site: Any, rank: int) -> psutil.Process:
+    """Start a rank, which trains, and return the process that is built for it meanwhile."""
+    site.script(TRAIN)
+    site.start(rank)
+    await site.mentions(f"is built ahead for rank {rank}:")
+    built: psutil.Process = site.below(f"b{rank}")[0]
     return built
 
 
-def replace(site: Any, **changes: Any) -> None:
-    """Order the next process of rank 0, as in a recovery."""
-    site.start(0, 1, **{"connected": False, "restart_count": 0, **changes})
+def replace(site: Any, rank: int, **changes: Any) -> None:
+    """Order the next process of a rank, as in a recovery."""
+    site.start(rank, 1, **{"connected": False, "restart_count": 0, **changes})
 
 
-def test_the_next_process_of_a_rank_is_the_one_that_was_built_for_it(play: Play) -> None:
+def test_the_next_process_of_a_rank_is_the_one_that_was_built_for_it(play_ranks: Play) -> None:
     """It stands at the train function already; its environment, output and black box are those of the new process."""
 
-    async def scenario(site: Any) -> None:
-        built = await with_a_built_process(site)
-        replace(site)
-        started = await site.started(0, 1)
+    async def scenario(site: Any, rank: int) -> None:
+        built = await with_a_built_process(site, rank)
+        replace(site, rank)
+        started = await site.started(rank, 1)
         assert (started.process.pid, started.warm) == (built.pid, True)
-        await site.says(0, "trains as 1 True", incarnation=1)
-        assert built.name() == "midstep-r0"
-        assert "comes to its train function" not in site.log(0, 1)
-        assert "ahead 0" in (site.root / "job" / "logs" / "rank-0.built.log").read_text()
-        await site.eventually(lambda: bool(site.below("b0")), "the next one")
+        await site.says(rank, "trains as 1 True", incarnation=1)
+        assert built.name() == f"midstep-r{rank}"
+        assert "comes to its train function" not in site.log(rank, 1)
+        assert "ahead 0" in (site.root / "job" / "logs" / f"rank-{rank}.built.log").read_text()
+        await site.eventually(lambda: bool(site.below(f"b{rank}")), "the next one")
 
-    play(scenario)
+    play_ranks(scenario)
 
 
 @pytest.mark.parametrize("hurt", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_built_process_that_is_dead_or_stopped_costs_its_rank_only_its_lead(play: Play, hurt: int) -> None:
-    async def scenario(site: Any) -> None:
-        built = await with_a_built_process(site)
+def test_a_built_process_that_is_dead_or_stopped_costs_its_rank_only_its_lead(play_ranks: Play, hurt: int) -> None:
+    async def scenario(site: Any, rank: int) -> None:
+        built = await with_a_built_process(site, rank)
         built.send_signal(hurt)
-        replace(site)
-        started = await site.started(0, 1)
+        replace(site, rank)
+        started = await site.started(rank, 1)
         assert started.process.pid != built.pid
-        await site.says(0, "trains as 1", incarnation=1)
+        await site.says(rank, "trains as 1", incarnation=1)
         await site.eventually(lambda: not psutil.pid_exists(built.pid), "the end of the process that was built")
 
-    play(scenario)
+    play_ranks(scenario)
 
 
-def test_a_process_that_was_built_for_another_place_is_ended(play: Play) -> None:
+def test_a_process_that_was_built_for_another_place_is_ended(play_ranks: Play) -> None:
     """Where the whole world starts together its groups are connected while the script runs."""
 
-    async def scenario(site: Any) -> None:
-        built = await with_a_built_process(site)
-        replace(site, connected=True)
-        started = await site.started(0, 1)
+    async def scenario(site: Any, rank: int) -> None:
+        built = await with_a_built_process(site, rank)
+        replace(site, rank, connected=True)
+        started = await site.started(rank, 1)
         assert started.process.pid != built.pid
-        await site.says(0, "comes to its train function at once 1", incarnation=1)
+        await site.says(rank, "comes to its train function at once 1", incarnation=1)
         await site.eventually(lambda: not psutil.pid_exists(built.pid), "the end of the process that was built")
 
-    play(scenario)
+    play_ranks(scenario)
 
 
 def test_a_script_that_cannot_run_beside_itself_is_tried_twice_and_recovers_without(play: Play) -> None:
@@ -110,45 +117,49 @@ def test_a_script_that_cannot_run_beside_itself_is_tried_twice_and_recovers_with
         site.start(0)
         await site.mentions("nor will one be")
         assert (site.root / "node0.log").read_text().count("a port is taken") >= 2
-        replace(site)
+        replace(site, 0)
         await site.says(0, "trains as 1", incarnation=1)
 
     play(scenario)
 
 
-def test_a_process_that_ends_while_it_waits_is_built_once_more_and_not_for_ever(play: Play) -> None:
+def test_a_process_that_ends_while_it_waits_is_built_once_more_and_not_for_ever(play_ranks: Play) -> None:
     """What the system ends for its memory would be ended again."""
 
-    async def scenario(site: Any) -> None:
-        built = await with_a_built_process(site)
+    async def scenario(site: Any, rank: int) -> None:
+        def times_built() -> int:
+            log: str = (site.root / "node0.log").read_text()
+            return log.count(f"is built ahead for rank {rank}:")
+
+        built = await with_a_built_process(site, rank)
         built.kill()
-        await site.eventually(lambda: bool(site.below("b0")), "the second one")
-        await site.eventually(lambda: (site.root / "node0.log").read_text().count("is built ahead") == 2, "its end")
-        second = site.below("b0")[0]
+        await site.eventually(lambda: bool(site.below(f"b{rank}")), "the second one")
+        await site.eventually(lambda: times_built() == 2, "its end")
+        second = site.below(f"b{rank}")[0]
         second.kill()
-        await site.mentions(f"process {second.pid}, which was built ahead for rank 0, has ended")
-        replace(site)
-        await site.says(0, "trains as 1", incarnation=1)
-        assert (site.root / "node0.log").read_text().count("is built ahead") == 2
+        await site.mentions(f"process {second.pid}, which was built ahead for rank {rank}, has ended")
+        replace(site, rank)
+        await site.says(rank, "trains as 1", incarnation=1)
+        assert times_built() == 2
 
-    play(scenario)
+    play_ranks(scenario)
 
 
-def test_what_was_built_for_a_rank_that_leaves_its_node_ends_with_it(play: Play) -> None:
-    async def scenario(site: Any) -> None:
-        built = await with_a_built_process(site)
-        site.controller.order(StopProcess(0, 0, grace_s=0.0), "node0")
-        await site.exited(0)
+def test_what_was_built_for_a_rank_that_leaves_its_node_ends_with_it(play_ranks: Play) -> None:
+    async def scenario(site: Any, rank: int) -> None:
+        built = await with_a_built_process(site, rank)
+        site.controller.order(StopProcess(rank, 0, grace_s=0.0), "node0")
+        await site.exited(rank)
         await site.eventually(lambda: not psutil.pid_exists(built.pid), "the end of the process that was built")
-        site.let_go()
-        await site.gone()
 
-    play(scenario)
+    play_ranks(scenario)
 
 
 def test_an_agent_leaves_no_built_process_behind(play: Play) -> None:
     async def scenario(site: Any) -> None:
-        await with_a_built_process(site)
+        await site.agent()
+        site.welcome(TRAIN, settings=BUILT)
+        await with_a_built_process(site, 0)
         site.let_go()
         await site.gone()
 
