@@ -9,7 +9,7 @@ from midstep.protocol.types import InjectionPoint
 from .built import built, wait_until_built
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import RANKS, ROOMY, Job, Record, inject
+from .jobs import ONE_NODE, RANKS, ROOMY, Job, Record, inject
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(300)]
 
@@ -28,7 +28,7 @@ GATES = [step - 2 for step in KILLS]
 
 @pytest.fixture(scope="module")
 def job(start_shared_job: StartJob) -> Job:
-    job = start_shared_job(policy={**ROOMY, "standby": {"depth": "built"}}, faults=FAULTS, gates=GATES)
+    job = start_shared_job(policy={**ROOMY, "standby": {"depth": "built"}}, faults=FAULTS, gates=GATES, **ONE_NODE)
     for kills, step in enumerate(GATES):
         job.held_at(step)
         wait_until_built(job, RANKS + kills)

@@ -140,7 +140,7 @@ def test_clusterd_is_told_of_a_node_that_is_needed_and_its_dump_ends_the_job(
 def test_a_job_that_clusterd_does_not_know_is_refused_in_one_line(
     start_job: StartJob, clusterd: PlayedClusterd
 ) -> None:
-    job = start_job(gates=(IN_PLACE,))
+    job = start_job(gates=(IN_PLACE,), nodes=1, ranks_per_node=1, steps=MOVED)
     job.held_at(IN_PLACE)
     words = ["clusterd", str(job.directory), "--server", f"127.0.0.1:{clusterd.port}", "--task", "another"]
     done = subprocess.run(

@@ -172,15 +172,15 @@ def test_a_pause_may_last_longer_than_a_process_waits_for_a_controller(start_job
 
 def test_the_other_controls_are_commands_too(start_job: StartJob) -> None:
     """An acknowledgement, a rung that is forced, a node that is drained and one that is isolated, and the stop."""
-    job = start_job(spares=2, step_s=STEP_S, steps=100_000)
+    job = start_job(ranks_per_node=1, spares=2, step_s=STEP_S, steps=100_000)
     before = job.until(lambda status: status.phase == "running" and status.committed > 0, "training", 200.0)
     midstep(job, "acknowledge")
     job.until(lambda status: len(status.controls.records) == 1, "the acknowledgement")
 
     midstep(job, "rungs", "--force", Rung.RECOVER.value, "--for", "1h")
-    place = before.ranks[3].node
-    job.rank_process(3).kill()
-    job.until(lambda status: status.phase == "running" and status.ranks[3].node != place, "another node")
+    place = before.ranks[1].node
+    job.rank_process(1).kill()
+    job.until(lambda status: status.phase == "running" and status.ranks[1].node != place, "another node")
     midstep(job, "rungs", "--allow")
     midstep(job, "release", place)
     job.until(lambda status: {each.node: each.state for each in status.nodes}[place] == "spare", "the release", 200.0)
@@ -189,9 +189,9 @@ def test_the_other_controls_are_commands_too(start_job: StartJob) -> None:
     midstep(job, "drain", drained)
     job.until(lambda status: status.phase == "running" and status.ranks[0].node != drained, "the drain")
     now = job.until(lambda status: status.phase == "running", "training")
-    isolated = now.ranks[2].node
+    isolated = now.ranks[1].node
     midstep(job, "isolate", isolated)
-    job.until(lambda status: status.phase == "running" and status.ranks[2].node != isolated, "the isolation")
+    job.until(lambda status: status.phase == "running" and status.ranks[1].node != isolated, "the isolation")
 
     midstep(job, "stop")
     assert job.wait() != 0

@@ -44,7 +44,7 @@ def test_noise_of_the_device_is_the_same_after_a_recovery_and_only_if_its_genera
 
 def test_agents_have_the_variables_of_the_device_from_their_start(start_job: StartJob) -> None:
     """What they import for their ranks they import in these, and once."""
-    job = start_job(device="fake", steps=6, gates=[3], **ONE_NODE)
+    job = start_job(device="fake", steps=6, gates=[3], nodes=1, ranks_per_node=1)
     ranks = job.held_at(3).ranks
     needed = device_kind("fake").environment
     assert needed

@@ -74,7 +74,7 @@ def test_ctrl_c_twice_does_not_wait_for_anybody(start_job: StartJob) -> None:
 
 def test_a_killed_launcher_takes_everything_along(start_job: StartJob) -> None:
     """After kill -9 of the launcher every process ends by itself, and nothing is left behind."""
-    job = start_job(steps=10_000)
+    job = start_job(steps=10_000, nodes=2, ranks_per_node=1)
     job.until(lambda status: status.phase == "running" and status.committed >= 5, "some steps")
     job.launcher.kill()
     assert job.wait() == -signal.SIGKILL

@@ -26,7 +26,7 @@ from midstep.protocol.types import InjectionPoint
 
 from .comparing import finish
 from .conftest import StartJob
-from .jobs import ONE_NODE, PATIENCE_S, ROOMY, Job, inject
+from .jobs import PATIENCE_S, ROOMY, Job, inject
 from .status_server import has_openssl, make_certificate
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
@@ -143,9 +143,8 @@ def test_a_notice_that_a_killed_controller_owed_arrives_from_the_next_one(
 
     Training does not wait for any of it. What was not taken is seen in the status, and the secret nowhere.
     """
-    job = start_job(
-        policy=policy(tmp_path, chat.url), faults=[inject(1, InjectionPoint.FORWARD, 6)], gates=[GATE], **ONE_NODE
-    )
+    faults = [inject(1, InjectionPoint.FORWARD, 6)]
+    job = start_job(policy=policy(tmp_path, chat.url), faults=faults, gates=[GATE], nodes=1, ranks_per_node=2)
     before = job.held_at(GATE)  # the recovery and the steps after it waited for no webhook
     until(lambda: len(chat.refused) >= 2, "the second try")
     assert chat.refused[0]["event"] == "budget"
