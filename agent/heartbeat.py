@@ -80,6 +80,7 @@ class Heartbeat:
         self._ranks.write_copies()
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
+            readings = self._ranks.with_links(readings, now)
             self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
         soonest_s = self._interval_s if self._stalls is None else self._stalls.soonest_s()
         planned_s = now + min(self._interval_s, max(LEAST_TICK_S, soonest_s))
@@ -103,10 +104,10 @@ class Heartbeat:
                 self._report(FaultKind.UNRESPONSIVE, suspension.detail, reading)
 
     def _report(self, kind: FaultKind, detail: str, progress: RankProgress) -> None:
-        seen_by, at_s = node_address(self._node), time.time()
+        process, seen_by, at_s = (progress.rank, progress.incarnation), node_address(self._node), time.time()
         generation = progress.generation
         report = FaultReport.of_rank(
-            kind, detail, progress, node=self._node, generation=generation, seen_by=seen_by, at_s=at_s
+            kind, detail, process, node=self._node, generation=generation, seen_by=seen_by, at_s=at_s
         )
         self._post(FaultReported(report))
 

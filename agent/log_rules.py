@@ -301,7 +301,7 @@ class LogRules:
         report = t.FaultReport.of_rank(
             t.FaultKind.RULE,
             f"printed: {''.join(char if char.isprintable() else ' ' for char in found.line)}",
-            process,
+            (process.rank, process.incarnation),
             node=self._node,
             generation=generation,
             seen_by=t.node_address(self._node),

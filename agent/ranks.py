@@ -34,6 +34,7 @@ from .build_choice import TrainingProcess
 from .built_pool import Preparations, is_time
 from .channel import rank_environment, rank_program
 from .copy_writers import CopyWriters
+from .link_use import LinkReader
 from .linux import ignores, is_stopped
 from .log_rules import FollowedLog, LogRules
 from .warm_pool import IdleProcess, WarmPool
@@ -132,6 +133,7 @@ class RankHost:
         self._pool = pool
         self._preparations = Preparations(node, agent_socket, pool, post=post)
         self._writers = CopyWriters(pool)
+        self._links = LinkReader()
         self._post = post
         self._job: asyncio.Future[t.JobSpec] = asyncio.get_running_loop().create_future()
         self._slots: dict[int, RankSlot] = {}
@@ -205,6 +207,11 @@ class RankHost:
             for process, clock in clocks
             if clock is not None
         )
+
+    def with_links(self, readings: tuple[t.RankProgress, ...], now: float) -> tuple[t.RankProgress, ...]:
+        """Return step clocks with how busy the connections of their processes to other machines are."""
+        running = (process.running for process in self._processes())
+        return self._links.added(readings, {(each.rank, each.incarnation): each.pid for each in running}, now)
 
     def reported(self) -> ReportedValues | None:
         """Return what the lowest rank here that reports values has reported last, to be shown; None: none does."""
@@ -399,7 +406,7 @@ class RankHost:
         report = t.FaultReport.of_rank(
             t.FaultKind.START_FAILED,
             reason,
-            order,
+            (order.rank, order.incarnation),
             node=self._node,
             generation=order.generation,
             seen_by=t.node_address(self._node),

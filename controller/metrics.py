@@ -102,7 +102,7 @@ Labels = tuple[str, ...]
 _NONE = "none"
 # There from the beginning: what grows from nothing to one has not increased, as Prometheus counts. Not of kinds that
 # end the job, are shown only, or come with a planned change.
-_RARE = {FaultKind.REFUSED, FaultKind.SLOW_INPUT, FaultKind.DETECTOR, FaultKind.NODE_JOINED}
+_RARE = {FaultKind.REFUSED, FaultKind.SLOW_INPUT, FaultKind.SLOW_LINK, FaultKind.DETECTOR, FaultKind.NODE_JOINED}
 _RESUMED = tuple(
     (str(rung), str(Outcome.RESUMED), str(kind))
     for rung in Rung

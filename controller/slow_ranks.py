@@ -5,7 +5,7 @@ All ranks' steps take equally long, as they wait for each other. What differs is
 the median of the others of its stage, who do equal work; by tokens, where all of them report any. Where it has no
 equals, its own history is held against that of all others. A rank is slow whose own time is too long in several
 rounds on end, by so much that the step takes longer for it; how much is too long follows from how even the rounds are.
-What it waits for its data loader is judged apart.
+What it waits for its data loader is judged apart, and so are its connections (`slow_links.py`), of the same rounds.
 
 Nothing here is kept: a controller that takes over begins to compare again, and knows what stands from the fault book.
 """
@@ -14,15 +14,17 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from ..policies.schema import SlowAction, SlowPolicy
 from ..protocol.incidents import JobStatus
 from ..protocol.messages import NodeHeartbeat
-from ..protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, StepTimes
+from ..protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, LinkUse, StepTimes
 from ..protocol.wording import ranks_text
 from .recovery.state import JobState, Phase
+from .slow_links import LEAST_FACTOR, SlowLink, blamed, carried, slow_links
 
 ROUND_STEPS = 4
 ROUNDS = 3  # on end, before a rank is called slow
@@ -33,6 +35,15 @@ HISTORY_ROUNDS = 40
 LEAST_HISTORY = 8  # rounds
 PER_RANK_S = 0.0005  # to look at 10,000 ranks takes some milliseconds: each 5 s then
 AGAIN_S = 60.0  # a report that has changed nothing is said again
+
+
+class HeardTimes(msgspec.Struct, frozen=True):
+    """The times and links of a process, by its latest heartbeat."""
+
+    incarnation: int
+    generation: int
+    times: StepTimes
+    links: tuple[LinkUse, ...]
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -84,29 +95,57 @@ class _Standing:
         self.well = self.well + 1 if well else 0
 
 
+class _Noise:
+    """How uneven the rounds of a job are, of ranks or of links: by how much one differs from the round before."""
+
+    def __init__(self) -> None:
+        self._before: dict[Any, float] = {}
+        self._noise: deque[float] = deque(maxlen=HISTORY_ROUNDS)
+
+    def begin(self) -> None:
+        """Compare the next round with none."""
+        self._before = {}
+
+    def allowed(self, values: Mapping[Any, float], factor: float) -> float:
+        """Take in a round, and return from which ratio on something is slow: more where rounds are uneven."""
+        steps = [
+            abs(math.log(value / before))
+            for each, value in values.items()
+            if (before := self._before.get(each, 0.0)) > 0 and value > 0
+        ]
+        self._before = dict(values)
+        if steps:
+            self._noise.append(statistics.median(steps))
+        noise = statistics.median(self._noise) if self._noise else 0.0
+        return max(factor, 1 + NOISE * noise)
+
+
 class SlowRanks:
     """Compares the ranks of one job."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[int, int, StepTimes]] = {}  # incarnation, generation, times
-        self._bases: dict[int, tuple[int, StepTimes]] = {}
+        self._heard: dict[int, HeardTimes] = {}
+        self._bases: dict[int, HeardTimes] = {}
+        self._began_with: dict[int, HeardTimes] = {}  # the bases of the last round
         self._generation = -1
         self._began_s = 0.0  # the round that is under way
         self._round_began_s = 0.0  # the last one
         self._settles = True  # the first round after a recovery, which may be slow once, does not count
         self._standing: dict[tuple[FaultKind, int], _Standing] = {}
         self._own: dict[int, deque[float]] = {}  # of each rank, in rounds in which it was well
-        self._before: dict[int, float] = {}
-        self._noise: deque[float] = deque(maxlen=HISTORY_ROUNDS)
+        self._noise, self._link_noise = _Noise(), _Noise()
         self._said: dict[tuple[str, Assertion], float] = {}
         self._next_s = 0.0
+        self._links: dict[int, SlowLink] = {}  # of the ranks of a machine to blame, in the last round
         self.scores: dict[int, Score] = {}
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
         """Take in the times of a node."""
         for progress in heartbeat.ranks:
             if progress.times is not None:  # of a rank that the job does not have nothing is looked at
-                self._heard[progress.rank] = (progress.incarnation, progress.generation, progress.times)
+                self._heard[progress.rank] = HeardTimes(
+                    progress.incarnation, progress.generation, progress.times, progress.links
+                )
 
     def look(self, now: float, state: JobState) -> tuple[FaultReport, ...]:
         """Return what is to be reported now of a job; nothing while it does not train."""
@@ -134,6 +173,7 @@ class SlowRanks:
         if means is None:
             return ()
         self._compare(means, policy)
+        self._compare_links(means, policy)
         return tuple(self._reports(now, policy, places, standing))
 
     @property
@@ -158,39 +198,37 @@ class SlowRanks:
         if generation != self._generation:
             self._generation = generation
             self._bases.clear()
-            self._before.clear()
+            self._noise.begin()
+            self._link_noise.begin()
             self._standing.clear()
             self._settles = True
         means = {}
         for rank, place in places.items():
-            heard = self._heard.get(rank)
-            if heard is None or heard[:2] != (place.incarnation, generation):
+            heard, base = self._heard.get(rank), self._bases.get(rank)
+            if heard is None or (heard.incarnation, heard.generation) != (place.incarnation, generation):
                 return None
-            incarnation, _, times = heard
-            base = self._bases.get(rank)
-            if base is None or base[0] != incarnation:
+            if base is None or base.incarnation != heard.incarnation:
                 self._begin(now, places)
                 return None
-            mean = _mean(base[1], times)
+            mean = _mean(base.times, heard.times)
             if mean is None:
                 return None
             means[rank] = mean
         settles, self._settles = self._settles, False
-        self._round_began_s = self._began_s
+        self._round_began_s, self._began_with = self._began_s, self._bases
         self._begin(now, places)
         return None if settles or not means else means
 
     def _begin(self, now: float, places: Mapping[int, Place]) -> None:
         self._began_s = now
-        heard = ((rank, self._heard.get(rank)) for rank in places)
-        self._bases = {rank: (each[0], each[2]) for rank, each in heard if each is not None}
+        self._bases = {rank: heard for rank in places if (heard := self._heard.get(rank)) is not None}
 
     # --- who is slow ----------------------------------------------------------------------------------------------
 
     def _compare(self, means: Mapping[int, _Mean], policy: SlowPolicy) -> None:
         """Score every rank, and count in how many rounds on end each was slow."""
         costs, references = self._references(means)
-        allowed = self._allowed(costs, policy)
+        allowed = self._noise.allowed(costs, policy.factor)
         inputs = _of_others({rank: mean.input_s for rank, mean in means.items()})
         self.scores = {}
         for rank, mean in means.items():
@@ -206,6 +244,24 @@ class SlowRanks:
             self._count(FaultKind.SLOW_INPUT, rank, slow=late_s > least_s, well=late_s < least_s / 2)
             if not slow and reference != 0:
                 self._own.setdefault(rank, deque(maxlen=HISTORY_ROUNDS)).append(costs[rank])
+
+    def _compare_links(self, means: Mapping[int, _Mean], policy: SlowPolicy) -> None:
+        """Count in how many rounds on end the connections of each rank's machine were slow."""
+        rounds = [(self._began_with[rank], self._bases[rank]) for rank in means]
+        links = carried((before.links, after.links, after.times.steps - before.times.steps) for before, after in rounds)
+        least_s = LEAST_SHARE * statistics.median(mean.step_s for mean in means.values())
+        factor = max(policy.factor, LEAST_FACTOR)
+        allowed = self._link_noise.allowed({ends: each.busy_s for ends, each in links.items()}, factor)
+        slow = blamed(slow_links(links, allowed, least_s))
+        nearly = blamed(slow_links(links, 1 + (allowed - 1) / 2, least_s / 2))
+        self._links = {}
+        for rank in means:
+            addresses = {each.here for each in self._bases[rank].links}
+            found = [slow[address] for address in addresses & slow.keys()]
+            if found:
+                self._links[rank] = max(found, key=lambda link: link.busy_s)
+            well = not addresses & nearly.keys()
+            self._count(FaultKind.SLOW_LINK, rank, slow=bool(found), well=well)
 
     def _count(self, kind: FaultKind, rank: int, *, slow: bool, well: bool) -> None:
         counts = self._standing.setdefault((kind, rank), _Standing())
@@ -234,19 +290,6 @@ class SlowRanks:
         references |= {rank: usual[rank] * each for rank, each in drift.items()}
         return costs, references
 
-    def _allowed(self, costs: Mapping[int, float], policy: SlowPolicy) -> float:
-        """Return from which ratio on a rank is slow: more where the rounds of all ranks are uneven."""
-        steps = [
-            abs(math.log(cost / before))
-            for rank, cost in costs.items()
-            if (before := self._before.get(rank, 0.0)) > 0 and cost > 0
-        ]
-        self._before = dict(costs)
-        if steps:
-            self._noise.append(statistics.median(steps))
-        noise = statistics.median(self._noise) if self._noise else 0.0
-        return max(policy.factor, 1 + NOISE * noise)
-
     # --- what is said ---------------------------------------------------------------------------------------------
 
     def _reports(
@@ -259,7 +302,7 @@ class SlowRanks:
         by_node: dict[str, list[int]] = {}
         for rank, place in places.items():
             by_node.setdefault(place.node, []).append(rank)
-        for kind in (FaultKind.SLOW, FaultKind.SLOW_INPUT):
+        for kind in (FaultKind.SLOW, FaultKind.SLOW_LINK, FaultKind.SLOW_INPUT):
             for node, ranks in by_node.items():
                 fault_id = f"{kind} {node}"
                 slow = [rank for rank in ranks if self._is_slow(now, kind, rank, policy)]
@@ -282,23 +325,45 @@ class SlowRanks:
         return True
 
     def _report(self, now: float, kind: FaultKind, node: str, ranks: list[int], assertion: Assertion) -> FaultReport:
+        if assertion is Assertion.RECOVER:
+            detail = _well(kind, ranks)
+        elif kind is FaultKind.SLOW_LINK:
+            detail = self._slow_links(ranks)
+        else:
+            detail = self._slow_ranks(kind, ranks)
+        return FaultReport(kind, now, CONTROLLER, detail, node=node, fault_id=f"{kind} {node}", assertion=assertion)
+
+    def _slow_links(self, ranks: list[int]) -> str:
+        link = max((self._links[rank] for rank in ranks), key=lambda link: link.busy_s)
+        step_ms, busy_ms = 1000 * max(self.scores[rank].step_s for rank in ranks), 1000 * link.busy_s
+        return (
+            f"slow links of {ranks_text(ranks)}: in a step of {step_ms:.0f} ms data is on its way for {busy_ms:.0f} ms "
+            f"from {link.ends[0]} to {link.ends[1]}, and for {1000 * link.usual_s:.0f} ms elsewhere"
+        )
+
+    def _slow_ranks(self, kind: FaultKind, ranks: list[int]) -> str:
         of_input = kind is FaultKind.SLOW_INPUT
         worst = max(ranks, key=lambda rank: self.scores[rank].late_s if of_input else self.scores[rank].ratio)
         score = self.scores[worst]
-        who = f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'}"
-        if assertion is Assertion.RECOVER:
-            detail = f"{who} as fast as others with equal work"
-        elif kind is FaultKind.SLOW:
-            detail = (
-                f"{who} slow: rank {worst} computes for {1000 * score.own_s:.0f} ms of a step of "
-                f"{1000 * score.step_s:.0f} ms, {score.ratio:.2f} times as long as others with equal work"
-            )
-        else:
-            detail = (
+        if of_input:
+            return (
                 f"slow input of {ranks_text(ranks)}: in a step of {1000 * score.step_s:.0f} ms rank {worst} waits "
                 f"{1000 * score.input_s:.0f} ms for its data loader, {1000 * score.late_s:.0f} ms longer than others"
             )
-        return FaultReport(kind, now, CONTROLLER, detail, node=node, fault_id=f"{kind} {node}", assertion=assertion)
+        return (
+            f"{_subject(ranks)} slow: rank {worst} computes for {1000 * score.own_s:.0f} ms of a step of "
+            f"{1000 * score.step_s:.0f} ms, {score.ratio:.2f} times as long as others with equal work"
+        )
+
+
+def _subject(ranks: list[int]) -> str:
+    return f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _well(kind: FaultKind, ranks: list[int]) -> str:
+    if kind is FaultKind.SLOW_LINK:
+        return f"the links of {ranks_text(ranks)} are as fast as others"
+    return f"{_subject(ranks)} as fast as others with equal work"
 
 
 def _mean(base: StepTimes, times: StepTimes) -> _Mean | None:

@@ -23,6 +23,7 @@ MOST_NODES = 65_536
 MOST_CONTROLLERS = 64  # an agent connects to each in turn
 MOST_OF_A_RANK = 65_536  # shards, checkpoints, copies
 MOST_PHASES = 64
+MOST_LINKS = 8  # of a rank: those over which it has sent most
 LONGEST_WORDS = 1024  # bytes of what a rank last printed
 MOST_REPORTED = 6  # values of a step that are shown
 LONGEST_REPORTED = 32  # bytes of the name of one

@@ -8,7 +8,7 @@ in a policy, says what the text of an exception means. Injection points and acti
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -51,6 +51,7 @@ class FaultKind(StrEnum):
     STORAGE = "storage"
     NODE_JOINED = "node_joined"  # no fault: a world that was made smaller can grow again
     SLOW = "slow"  # a rank, or all of a node, computes more slowly than others with equal work
+    SLOW_LINK = "slow_link"  # data of a node's ranks is longer on its way than that between others
     SLOW_INPUT = "slow_input"  # a rank waits longer for its data loader than others do
     RULE = "rule"  # a value that the script reports, or a line, breaks a rule of the policy, which `code` names
     REQUESTED = "requested"  # no fault: an operator asks for something at a step boundary
@@ -79,20 +80,6 @@ class Assertion(StrEnum):
     OCCUR = "occur"
     RECOVER = "recover"
     ONCE = "once"
-
-
-class OfRank(Protocol):
-    """One process of a rank, by whatever describes it."""
-
-    @property
-    def rank(self) -> int:
-        """The rank that it holds."""
-        ...
-
-    @property
-    def incarnation(self) -> int:
-        """Its number among the processes of the rank."""
-        ...
 
 
 class FaultReport(msgspec.Struct, frozen=True):
@@ -124,12 +111,11 @@ class FaultReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_rank(
-        cls, kind: FaultKind, detail: str, process: OfRank, *, node: str, generation: int, seen_by: str, at_s: float
+        cls, kind: FaultKind, detail: str, of: tuple[int, int], *, node: str, generation: int, seen_by: str, at_s: float
     ) -> "FaultReport":
-        """Report that something is wrong with one process of a rank."""
-        return cls(
-            kind, at_s, seen_by, detail, process.rank, node, generation=generation, incarnation=process.incarnation
-        )
+        """Report what is wrong with one process: a rank and its incarnation."""
+        rank, incarnation = of
+        return cls(kind, at_s, seen_by, detail, rank, node, generation=generation, incarnation=incarnation)
 
 
 # --- what an exception means ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Stage, Text
+from .bounds import MOST_LINKS, MOST_OF_A_RANK, Count, Name, PathName, Port, ProcessId, Rank, Seconds, Stage, Text
 from .compat import StrEnum
 from .faults import ArmedFault as ArmedFault
 from .faults import Assertion as Assertion
@@ -261,6 +261,15 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     stage: Stage = -1
 
 
+class LinkUse(msgspec.Struct, frozen=True, array_like=True):
+    """A process's connections from one address to another, since it began: for so long sent data was on its way."""
+
+    here: Name
+    there: Name
+    busy_us: Count
+    sent_bytes: Count
+
+
 class RankProgress(msgspec.Struct, frozen=True):
     """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading."""
 
@@ -281,6 +290,7 @@ class RankProgress(msgspec.Struct, frozen=True):
     unchecked: Count = 0  # shards here that no vote can check
     times: StepTimes | None = None  # None: no step was committed
     allowed_s: Seconds = 0.0  # of a step, learned from those before it; 0: by the policy
+    links: Annotated[tuple[LinkUse, ...], Meta(max_length=MOST_LINKS)] = ()  # to other machines
 
 
 class RunningProcess(msgspec.Struct, frozen=True):

@@ -45,6 +45,7 @@ FAULT_WORDS = {
     FaultKind.STORAGE: FaultWords("storage fault", "had a storage fault"),
     FaultKind.NODE_JOINED: FaultWords("node joined", "joined a world that was smaller than asked for"),
     FaultKind.SLOW: FaultWords("slow", "computed more slowly than others with equal work"),
+    FaultKind.SLOW_LINK: FaultWords("slow link", "had slower connections than others"),
     FaultKind.SLOW_INPUT: FaultWords("slow input", "waited longer for its data loader than others"),
     FaultKind.RULE: FaultWords("broken rule", "reported a value, or printed a line, that breaks a rule"),
     FaultKind.REQUESTED: FaultWords("requested", "was to be stopped at a step boundary"),

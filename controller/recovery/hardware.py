@@ -10,7 +10,7 @@ may have met a stray particle, and mends itself as any other that can. So each t
 node. With the policy's number of strikes within its window, what the rank computes on is taken for broken: it is moved,
 and the node is left, where a spare is there to move to.
 
-*Slow nodes.* The controller finds them from what it hears of each rank's own time (`controller/slow_ranks.py`). Such a
+*Slow nodes.* The controller finds them from each rank's own time and links (`controller/slow_ranks.py`). Such a
 node is shown, or drained as one that a detector calls not well. Each drain is one of few within a time, whatever
 becomes of it: where it is not the node that is slow, the ranks would wander from one to the next. A slow data loader is
 slow on another node, too: it is only shown.
@@ -46,7 +46,7 @@ def _on_fault_reported(state: JobState, event: FaultReported) -> Recs:
     judged: FaultReport | None = report
     if report.kind in {FaultKind.ODD_COPY, FaultKind.WRONG_GRADIENT}:
         judged = _wrong(state, report)
-    elif report.kind in {FaultKind.SLOW, FaultKind.SLOW_INPUT} and report.seen_by == CONTROLLER:
+    elif report.kind in {FaultKind.SLOW, FaultKind.SLOW_INPUT, FaultKind.SLOW_LINK} and report.seen_by == CONTROLLER:
         judged = _slow(state, report)
     return None if judged is None else _sort_out(state, do.SortOut(judged))
 
@@ -193,7 +193,7 @@ def _of_broken(report: FaultReport, detail: str) -> FaultReport:
 
 
 def _slow(state: JobState, report: FaultReport) -> FaultReport | None:
-    """Say what is done about a node that computes more slowly than others, or does so no more, by a level."""
+    """Say what is done about a node that is slower than others, or is so no more, by a level."""
     slow, level = state.policy.slow, FaultLevel.NOT_HANDLE
     if report.assertion is Assertion.RECOVER:
         return msgspec.structs.replace(report, level=level)
@@ -201,7 +201,7 @@ def _slow(state: JobState, report: FaultReport) -> FaultReport | None:
         state.ignore("slow node that is known")
         return None
     detail, node = report.detail, report.node or ""
-    if report.kind is FaultKind.SLOW and slow.then is SlowAction.DRAIN:
+    if report.kind is not FaultKind.SLOW_INPUT and slow.then is SlowAction.DRAIN:
         past = [each for each in state.accounts.slow if state.now - each.at_s < slow.window_s]
         if len(past) < slow.nodes:
             level = FaultLevel.SUB_HEALTH

@@ -8,7 +8,7 @@ import pytest
 from midstep.controller.slow_ranks import Place, SlowRanks
 from midstep.policies.schema import SlowAction, SlowPolicy
 from midstep.protocol.messages import NodeHeartbeat
-from midstep.protocol.types import Activity, Assertion, FaultKind, FaultReport, RankProgress, StepTimes
+from midstep.protocol.types import Activity, Assertion, FaultKind, FaultReport, LinkUse, RankProgress, StepTimes
 
 AT_ONCE = SlowPolicy(then=SlowAction.DRAIN, for_s=0.0)
 STEPS_A_BEAT = 2
@@ -25,7 +25,7 @@ class Played:
         self.places = {rank: Place(f"node{rank // per_node}", 1) for rank in range(ranks)}
         self.stages = {rank: rank % stages if known else -1 for rank in range(ranks)}
         self.generation, self.now, self.step = 1, 100.0, 0
-        self.sums = {rank: [0.0, 0.0, 0.0, 0.0] for rank in range(ranks)}
+        self.sums = {rank: [0.0] * 5 for rank in range(ranks)}
         self.said: list[tuple[int, FaultReport]] = []
         self.standing: set[str] = set()
 
@@ -35,6 +35,7 @@ class Played:
         spent: Spent,
         tokens: Callable[[int, int], int] = lambda rank, step: 0,
         places: Mapping[int, Place] | None = None,
+        busy_s: Callable[[int, int], float] = lambda rank, step: 0.002,
     ) -> "Played":
         """Do so many steps, and hear of them as a controller does that knows the ranks to be at `places`."""
         for _ in range(steps):
@@ -46,6 +47,7 @@ class Played:
                 row[1] += input_s
                 row[2] += longest_s - own_s - input_s
                 row[3] += tokens(rank, self.step)
+                row[4] += busy_s(rank, self.step)
             self.now += longest_s
             self.step += 1
             if self.step % STEPS_A_BEAT == 0:
@@ -55,10 +57,21 @@ class Played:
     def beat(self, places: Mapping[int, Place]) -> None:
         """All nodes say how far their ranks are."""
         for rank, place in self.places.items():
-            own, late, wait, work = (round(1e6 * each) for each in self.sums[rank])
+            own, late, wait, work, busy = (round(1e6 * each) for each in self.sums[rank])
+            links = (LinkUse(f"m{rank}", f"m{(rank + 1) % len(self.places)}", busy, 1000 * self.step),)
             times = StepTimes(self.step, own, late, wait, work // 1_000_000, self.stages[rank])
             clock = RankProgress(
-                rank, place.incarnation, self.generation, self.step, Activity.COMPUTING, 0, 0.0, 0.0, 0.1, times=times
+                rank,
+                place.incarnation,
+                self.generation,
+                self.step,
+                Activity.COMPUTING,
+                0,
+                0.0,
+                0.0,
+                0.1,
+                times=times,
+                links=links,
             )
             self.judge.take(NodeHeartbeat(place.node, self.now, (clock,)))
         for report in self.judge.judge(self.now, self.policy, places, self.generation, self.standing):
@@ -110,6 +123,27 @@ def test_a_whole_slow_node_is_named_once_with_all_of_its_ranks() -> None:
     job = Played(4, per_node=2).play(60, noisy(3, {2: 1.5, 3: 1.6}, since=20))
     assert job.named == [(FaultKind.SLOW, "node1")]
     assert "ranks 2, 3 are slow" in job.said[0][1].detail
+
+
+def test_a_node_with_slow_links_is_named_within_20_steps_and_well_again_when_they_are() -> None:
+    """Each rank sends to the next in a ring; what rank 2 sends and is sent is longer on its way for 60 steps."""
+
+    def busy_s(rank: int, step: int) -> float:
+        return 0.04 if rank in {1, 2} and 30 <= step < 90 else 0.002
+
+    job = Played(4).play(200, noisy(3), busy_s=busy_s)
+    (step, named), (_, well) = job.said
+    assert (named.kind, named.node, named.assertion) == (FaultKind.SLOW_LINK, "node2", Assertion.OCCUR)
+    assert step <= 30 + 20
+    assert "data is on its way for 40 ms from m" in named.detail
+    assert (well.node, well.assertion, well.fault_id) == ("node2", Assertion.RECOVER, named.fault_id)
+    assert well.detail == "the links of rank 2 are as fast as others"
+
+
+def test_links_that_are_slow_now_and_then_are_nothing() -> None:
+    chance = random.Random(8)
+    job = Played(4).play(5000, noisy(4), busy_s=lambda rank, step: 0.02 * chance.expovariate(1.0))
+    assert job.said == []
 
 
 def test_a_slow_loader_is_called_slow_input_and_no_slow_device() -> None:
@@ -218,7 +252,7 @@ def test_the_first_steps_after_a_recovery_do_not_count() -> None:
     """A new process is slow once; and what another one has taken is not its own."""
     job = Played(4).play(40, noisy(13))
     job.places[1] = Place("spare", 2)
-    job.sums[1] = [0.0] * 4
+    job.sums[1] = [0.0] * 5
     job.generation, before = 2, job.step
     base = noisy(13)
 
@@ -227,7 +261,7 @@ def test_the_first_steps_after_a_recovery_do_not_count() -> None:
 
     job.step = 0
     for sums in job.sums.values():
-        sums[:] = [0.0] * 4
+        sums[:] = [0.0] * 5
     before = 0
     assert job.play(40, spent).said == []
 

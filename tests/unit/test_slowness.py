@@ -1,4 +1,4 @@
-"""A slow node is shown, or drained, a few times at most."""
+"""A slow node, or one with slow links, is shown, or drained, a few times at most."""
 
 import msgspec
 import pytest
@@ -44,16 +44,17 @@ def test_by_default_a_slow_node_is_shown_and_stays() -> None:
     assert cluster.machine.status(cluster.now).faults == ()
 
 
-def test_a_slow_node_is_drained_to_a_spare() -> None:
+@pytest.mark.parametrize("kind", [FaultKind.SLOW, FaultKind.SLOW_LINK])
+def test_a_slow_node_is_drained_to_a_spare(kind: FaultKind) -> None:
     """Processes are started there, and no rank is stopped for it."""
     cluster = running()
-    bodies = cluster.feed(slow(cluster))
+    bodies = cluster.feed(slow(cluster, kind=kind))
     assert [(body.process.rank if hasattr(body, "process") else body.rank) for body in only(bodies, StartProcess)] == [
         2,
         3,
     ]
     assert level(cluster) is FaultLevel.SUB_HEALTH
-    assert cluster.feed(slow(cluster)) == []
+    assert cluster.feed(slow(cluster, kind=kind)) == []
 
 
 def test_no_more_nodes_are_drained_than_the_policy_says() -> None:

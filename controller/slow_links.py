@@ -1,0 +1,92 @@
+"""Find the machines whose links are slow, by how long data was on its way. Pure.
+
+Of each connection the kernel counts for how long sent data was not yet acknowledged (`agent/link_use.py`). In a step
+that is a while for every link that is used, and much longer for one that is slow: all others wait for it, idle. A link
+is held against those that carry about as much in the same round. What is slow at a machine is so for all that it sends
+and all that it gets, since acknowledgements take the same way: of the machines at both ends of slow links, the one
+that is at most of them is to blame, the rest is explained by it.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from ..protocol.types import LinkUse
+
+Ends = tuple[str, str]  # addresses: from, to
+LEAST_FACTOR = 2.0  # times as long on its way as on others, whatever the policy says: links are less even than ranks
+LEAST_OTHERS = 2  # that carry about as much, for a link to be held against them
+ALIKE = 2.0  # times as much, or as little, is about as much
+LEAST_TRAFFIC = 0.1  # of that of the busiest link: what carries less is not looked at
+
+
+class SlowLink(msgspec.Struct, frozen=True):
+    """A link, and how much of a step data was on its way there; `usual_s`: on others that carry about as much."""
+
+    ends: Ends
+    busy_s: float
+    usual_s: float
+
+
+class Carried(msgspec.Struct):
+    """How much a link has carried in a round, and how long data was on its way, for each step."""
+
+    busy_s: float = 0.0
+    sent_bytes: float = 0.0
+
+    def add(self, busy_s: float, sent_bytes: float) -> None:
+        """Take in the connections of one more process."""
+        self.busy_s += busy_s
+        self.sent_bytes += sent_bytes
+
+
+def carried(rounds: Iterable[tuple[Sequence[LinkUse], Sequence[LinkUse], int]]) -> dict[Ends, Carried]:
+    """Return what each link has carried in a step: for each process its links before and after, and its steps."""
+    links: dict[Ends, Carried] = {}
+    for before, after, steps in rounds:
+        base = {(each.here, each.there): each for each in before}
+        for each in after:
+            ends = each.here, each.there
+            if (began := base.get(ends)) is not None:
+                busy_s = max(0, each.busy_us - began.busy_us) / steps / 1e6
+                links.setdefault(ends, Carried()).add(busy_s, max(0, each.sent_bytes - began.sent_bytes) / steps)
+    return links
+
+
+def slow_links(links: Mapping[Ends, Carried], factor: float, least_s: float) -> list[SlowLink]:
+    """Return the links on which data is longer on its way than on others: by a factor, and by `least_s` in a step."""
+    most = max((each.sent_bytes for each in links.values()), default=0.0)
+    used = {ends: each for ends, each in links.items() if each.sent_bytes > LEAST_TRAFFIC * most}
+    slow = []
+    for ends, each in used.items():
+        others = [
+            other.busy_s
+            for of_other, other in used.items()
+            if of_other != ends and each.sent_bytes / ALIKE <= other.sent_bytes <= each.sent_bytes * ALIKE
+        ]
+        if len(others) < LEAST_OTHERS:
+            continue
+        usual_s = statistics.median_low(others)  # of two others one may be slow for the same reason
+        if each.busy_s > factor * usual_s and each.busy_s - usual_s > least_s:
+            slow.append(SlowLink(ends, each.busy_s, usual_s))
+    return slow
+
+
+def blamed(slow: Iterable[SlowLink]) -> dict[str, SlowLink]:
+    """Return the addresses whose machines explain all slow links, each with the slowest of its links.
+
+    A single slow link is its sender's: where it is slow in one direction only, nothing tells which end it is.
+    """
+    left = list(slow)
+    found: dict[str, SlowLink] = {}
+    while left:
+        lost_s: dict[str, tuple[int, float]] = {}
+        for link in left:
+            for end in link.ends:
+                count, sum_s = lost_s.get(end, (0, 0.0))
+                lost_s[end] = count + 1, sum_s + link.busy_s - link.usual_s
+        worst = max(lost_s, key=lambda end: lost_s[end])
+        found[worst] = max((link for link in left if worst in link.ends), key=lambda link: link.busy_s)
+        left = [link for link in left if worst not in link.ends]
+    return found
