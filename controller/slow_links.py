@@ -7,8 +7,9 @@ and all that it gets, since acknowledgements take the same way: of the machines 
 that is at most of them is to blame, the rest is explained by it.
 """
 
-import statistics
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 
 import msgspec
 
@@ -18,15 +19,20 @@ Ends = tuple[str, str]  # addresses: from, to
 LEAST_FACTOR = 2.0  # times as long on its way as on others, whatever the policy says: links are less even than ranks
 LEAST_OTHERS = 2  # that carry about as much, for a link to be held against them
 ALIKE = 2.0  # times as much, or as little, is about as much
+MOST_COMPARED = 10_000
 LEAST_TRAFFIC = 0.1  # of that of the busiest link: what carries less is not looked at
 
 
-class SlowLink(msgspec.Struct, frozen=True):
+class ComparedLink(msgspec.Struct, frozen=True):
     """A link, and how much of a step data was on its way there; `usual_s`: on others that carry about as much."""
 
     ends: Ends
     busy_s: float
     usual_s: float
+
+    def is_slow(self, factor: float, least_s: float) -> bool:
+        """Say whether data is longer on its way than on others: by a factor, and by `least_s` in a step."""
+        return self.busy_s > factor * self.usual_s and self.busy_s - self.usual_s > least_s
 
 
 class Carried(msgspec.Struct):
@@ -54,32 +60,48 @@ def carried(rounds: Iterable[tuple[Sequence[LinkUse], Sequence[LinkUse], int]]) 
     return links
 
 
-def slow_links(links: Mapping[Ends, Carried], factor: float, least_s: float) -> list[SlowLink]:
-    """Return the links on which data is longer on its way than on others: by a factor, and by `least_s` in a step."""
-    most = max((each.sent_bytes for each in links.values()), default=0.0)
-    used = {ends: each for ends, each in links.items() if each.sent_bytes > LEAST_TRAFFIC * most}
-    slow = []
-    for ends, each in used.items():
-        others = [
-            other.busy_s
-            for of_other, other in used.items()
-            if of_other != ends and each.sent_bytes / ALIKE <= other.sent_bytes <= each.sent_bytes * ALIKE
-        ]
-        if len(others) < LEAST_OTHERS:
-            continue
-        usual_s = statistics.median_low(others)  # of two others one may be slow for the same reason
-        if each.busy_s > factor * usual_s and each.busy_s - usual_s > least_s:
-            slow.append(SlowLink(ends, each.busy_s, usual_s))
-    return slow
+def compared(links: Mapping[Ends, Carried]) -> list[ComparedLink]:
+    """Return the links that carry most, each with what is usual; without those that have too few to be held against."""
+    most = nlargest(MOST_COMPARED, links.items(), key=lambda link: link[1].sent_bytes)
+    used = [(ends, each) for ends, each in most if each.sent_bytes > LEAST_TRAFFIC * most[0][1].sent_bytes]
+    usual = _of_alike([each for _, each in used])
+    return [
+        ComparedLink(ends, each.busy_s, usual_s)
+        for (ends, each), usual_s in zip(used, usual, strict=True)
+        if usual_s is not None
+    ]
 
 
-def blamed(slow: Iterable[SlowLink]) -> dict[str, SlowLink]:
+def _of_alike(links: Sequence[Carried]) -> list[float | None]:
+    """Return for each link the low median of the others that carry about as much; None: there are too few.
+
+    A window of those moves over all links in the order of what they carry, as there may be thousands.
+    """
+    order = sorted(range(len(links)), key=lambda place: links[place].sent_bytes)
+    sent = [links[place].sent_bytes for place in order]
+    medians: list[float | None] = [None] * len(links)
+    window: list[float] = []  # how long data is on its way there, in order
+    first = last = 0
+    for place, own_bytes in zip(order, sent, strict=True):
+        while last < len(order) and sent[last] <= own_bytes * ALIKE:
+            insort(window, links[order[last]].busy_s)
+            last += 1
+        while sent[first] < own_bytes / ALIKE:
+            del window[bisect_left(window, links[order[first]].busy_s)]
+            first += 1
+        if len(window) > LEAST_OTHERS:
+            middle = (len(window) - 2) // 2  # low: of two others one may be slow for the same reason
+            medians[place] = window[middle + (bisect_left(window, links[place].busy_s) <= middle)]
+    return medians
+
+
+def blamed(slow: Iterable[ComparedLink]) -> dict[str, ComparedLink]:
     """Return the addresses whose machines explain all slow links, each with the slowest of its links.
 
     A single slow link is its sender's: where it is slow in one direction only, nothing tells which end it is.
     """
     left = list(slow)
-    found: dict[str, SlowLink] = {}
+    found: dict[str, ComparedLink] = {}
     while left:
         lost_s: dict[str, tuple[int, float]] = {}
         for link in left:

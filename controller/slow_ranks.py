@@ -24,7 +24,7 @@ from ..protocol.messages import NodeHeartbeat
 from ..protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, LinkUse, StepTimes
 from ..protocol.wording import ranks_text
 from .recovery.state import JobState, Phase
-from .slow_links import LEAST_FACTOR, SlowLink, blamed, carried, slow_links
+from .slow_links import LEAST_FACTOR, ComparedLink, blamed, carried, compared
 
 ROUND_STEPS = 4
 ROUNDS = 3  # on end, before a rank is called slow
@@ -136,7 +136,7 @@ class SlowRanks:
         self._noise, self._link_noise = _Noise(), _Noise()
         self._said: dict[tuple[str, Assertion], float] = {}
         self._next_s = 0.0
-        self._links: dict[int, SlowLink] = {}  # of the ranks of a machine to blame, in the last round
+        self._links: dict[int, ComparedLink] = {}  # of the ranks of a machine to blame, in the last round
         self.scores: dict[int, Score] = {}
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
@@ -252,8 +252,9 @@ class SlowRanks:
         least_s = LEAST_SHARE * statistics.median(mean.step_s for mean in means.values())
         factor = max(policy.factor, LEAST_FACTOR)
         allowed = self._link_noise.allowed({ends: each.busy_s for ends, each in links.items()}, factor)
-        slow = blamed(slow_links(links, allowed, least_s))
-        nearly = blamed(slow_links(links, 1 + (allowed - 1) / 2, least_s / 2))
+        judged = compared(links)
+        slow = blamed(link for link in judged if link.is_slow(allowed, least_s))
+        nearly = blamed(link for link in judged if link.is_slow(1 + (allowed - 1) / 2, least_s / 2))
         self._links = {}
         for rank in means:
             addresses = {each.here for each in self._bases[rank].links}

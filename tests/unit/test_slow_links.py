@@ -1,10 +1,24 @@
 """Slow links, and the machines that explain all of them: rings, single directions, two at once, unequal loads."""
 
+import statistics
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from midstep.controller.slow_links import LEAST_FACTOR, Carried, Ends, blamed, carried, slow_links
+from midstep.controller.slow_links import (
+    ALIKE,
+    LEAST_FACTOR,
+    LEAST_OTHERS,
+    LEAST_TRAFFIC,
+    Carried,
+    ComparedLink,
+    Ends,
+    blamed,
+    carried,
+    compared,
+)
 from midstep.protocol.types import LinkUse
 
 STEP_S = 0.1
@@ -27,7 +41,12 @@ def around(machine: int, machines: int) -> dict[Ends, float]:
 
 def found(links: Mapping[Ends, Carried], factor: float = LEAST_FACTOR) -> set[str]:
     """Return the machines to blame."""
-    return set(blamed(slow_links(links, factor, LEAST_S)))
+    return set(blamed(slow(links, factor)))
+
+
+def slow(links: Mapping[Ends, Carried], factor: float = LEAST_FACTOR) -> list[ComparedLink]:
+    """Return the links that are slow."""
+    return [link for link in compared(links) if link.is_slow(factor, LEAST_S)]
 
 
 @pytest.mark.parametrize("machines", [3, 4, 8, 100])
@@ -61,18 +80,35 @@ def test_a_link_that_carries_much_more_is_not_held_against_those_that_carry_litt
     assert found(links) == set()
 
 
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(1.0, 16.0)), max_size=30))
+def test_a_link_is_held_against_the_low_median_of_all_others_that_carry_half_to_twice_as_much(
+    loads: list[tuple[float, float]],
+) -> None:
+    links = {(f"m{number}", "x"): Carried(busy_s, sent) for number, (busy_s, sent) in enumerate(loads)}
+    usual = {link.ends: link.usual_s for link in compared(links)}
+    most = max((each.sent_bytes for each in links.values()), default=0.0)
+    used = {ends: each for ends, each in links.items() if each.sent_bytes > LEAST_TRAFFIC * most}
+    for ends, each in used.items():
+        others = [
+            other.busy_s
+            for of_other, other in used.items()
+            if of_other != ends and each.sent_bytes / ALIKE <= other.sent_bytes <= each.sent_bytes * ALIKE
+        ]
+        assert usual.get(ends) == (statistics.median_low(others) if len(others) >= LEAST_OTHERS else None)
+
+
 def test_links_that_hardly_carry_anything_are_not_looked_at() -> None:
     """Their delays are those of a few small messages."""
     links = ring(8) | {(f"m{number}", "store"): Carried(0.0, SENT / 1000) for number in range(8)}
     links["m1", "store"] = Carried(SLOW_S, SENT / 1000)
     assert found(links) == set()
-    assert slow_links(links, LEAST_FACTOR, LEAST_S) == []
+    assert slow(links) == []
 
 
 def test_what_explains_a_machine_is_its_slowest_link() -> None:
     links = ring(8, around(2, 8))
     links["m2", "m3"].busy_s = 2 * SLOW_S
-    link = blamed(slow_links(links, LEAST_FACTOR, LEAST_S))["m2"]
+    link = blamed(slow(links))["m2"]
     assert (link.ends, link.busy_s, link.usual_s) == (("m2", "m3"), 2 * SLOW_S, USUAL_S)
 
 
