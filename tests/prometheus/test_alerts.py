@@ -4,6 +4,7 @@ What webhooks of these jobs are told on the way is looked at, too.
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -118,6 +119,23 @@ class Prometheus:
         deadline_s, now = time.monotonic() + PATIENCE_S, dict[str, float]()
         while (now := self.shown(panel)).get(line, 0.0) < least:
             assert time.monotonic() < deadline_s, f"{panel}: {line} should be {least} or more; there are {now}"
+            time.sleep(0.5)
+
+    def empty_panels(self) -> set[str]:
+        """The panels of the board that show no number now. Prometheus takes the expressions of all."""
+        empty = set()
+        for panel in json.loads(BOARD.read_text())["panels"]:
+            for target in panel["targets"]:
+                expression = target["expr"].replace("$instance", ".*").replace("$__rate_interval", LOOK_BACK)
+                if not any(math.isfinite(float(each["value"][1])) for each in self.asked(expression)):
+                    empty.add(panel["title"])
+        return empty
+
+    def until_panels_show(self, *, empty: set[str]) -> None:
+        """Wait until each panel of the board shows a number, but for some that have nothing to show."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while now := self.empty_panels() - empty:
+            assert time.monotonic() < deadline_s, f"these panels show nothing: {now}"
             time.sleep(0.5)
 
     def until(self, *, fires: str = "", clear: str = "") -> None:
@@ -309,6 +327,7 @@ def test_alerts_of_a_job_that_trains_fire_under_faults_and_clear(
         os.kill(trains_after(job, number), signal.SIGKILL)
     victim = trains_after(job, 4)
     prometheus.until(fires="MidstepManyIncidents", clear="MidstepNotTraining")
+    prometheus.until_panels_show(empty={"Messages that changed nothing, in 5 minutes"})
 
     controller = psutil.Process(job.controller_pid())
     limits = controller.rlimit(psutil.RLIMIT_FSIZE)
