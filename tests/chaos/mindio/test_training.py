@@ -1,6 +1,7 @@
 """A script that knows mindio_ttp and nothing of midstep: ranks are replaced, and handlers are called in order."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,9 @@ def test_a_hundred_kills_leave_neither_threads_nor_descriptors(tmp_path: Path) -
     kills = tuple((1 + each % 3, 2 + 2 * each, places[each % 4], "kill") for each in range(KILLS))
     job, report = run(tmp_path, kills, steps=2 * KILLS + 4, policy=ENDLESS, limit_s=A_KILL_TAKES_S * KILLS)
 
-    assert [set(each["replaced"]) for each in report["incidents"]] == [{rank} for rank, *_ in kills], job.said()
+    # A kill that comes before the controller has heard of the first new step of all is part of the same incident.
+    replaced = Counter(rank for each in report["incidents"] for rank in each["replaced"])
+    assert replaced == Counter(rank for rank, *_ in kills), job.said()
     assert all(each["healthy_pids_kept"] and each["steps_lost"] == 0 for each in report["incidents"])
     held = [tuple(map(int, line.split())) for line in (job.records / "held.0.1").read_text().splitlines()]
     assert len(held) == KILLS
