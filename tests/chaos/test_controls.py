@@ -73,14 +73,13 @@ def test_a_checkpoint_is_written_and_a_rung_that_is_forbidden_is_not_taken(
     start_job: StartJob, undisturbed: Record
 ) -> None:
     """The record says who had it passed over; the node that was left for it is used again when it is released."""
-    kept = {**ROOMY, "checkpoint": {"every_steps": 10, "keep": 9}}  # or it is removed for newer ones by the second gate
-    job = start_job(policy=kept, spares=1, step_s=STEP_S, gates=[FIRST, SECOND])
+    policy = {**ROOMY, "checkpoint": {"every_steps": 1000}}  # by which none is written
+    job = start_job(policy=policy, spares=1, step_s=STEP_S, gates=[FIRST, SECOND])
     job.held_at(FIRST)
     midstep(job, "save")
     job.open_gate(FIRST)
     saved = job.held_at(SECOND).controls.records[0].outcome
     step = int(saved.removeprefix("a checkpoint of step ").removesuffix(" was written"))
-    assert step % 10, "the policy writes one at this step anyhow"
     assert any(path.name.endswith(str(step)) for path in (job.directory / "checkpoints").iterdir())
     midstep(job, "rungs", "--forbid", Rung.RECOVER_IN_PLACE.value)
     job.rank_process(3).kill()
