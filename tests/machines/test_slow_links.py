@@ -8,7 +8,8 @@ from ..chaos.comparing import assert_same_numbers
 from .conftest import StartJob, run_undisturbed
 from .network import Quality
 
-pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
+# Nightly until it is known why another incident followed the drain in one run of the present code (docs/stragglers.md).
+pytestmark = [pytest.mark.machines, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 NODES, STEPS = 3, 200
 BEFORE, AFTER, END = 30, 120, STEPS - 1
