@@ -4,7 +4,8 @@ Of each connection the kernel counts for how long sent data was not yet acknowle
 that is a while for every link that is used, and much longer for one that is slow: all others wait for it, idle. A link
 is held against those that carry about as much in the same round. What is slow at a machine is so for all that it sends
 and all that it gets, since acknowledgements take the same way: of the machines at both ends of slow links, the one
-that is at most of them is to blame, the rest is explained by it.
+that is at most of them is to blame, the rest is explained by it. A busy machine makes single links slow for a while,
+but seldom what it sends and what it gets at once.
 """
 
 from bisect import bisect_left, insort
@@ -33,6 +34,13 @@ class ComparedLink(msgspec.Struct, frozen=True):
     def is_slow(self, factor: float, least_s: float) -> bool:
         """Say whether data is longer on its way than on others: by a factor, and by `least_s` in a step."""
         return self.busy_s > factor * self.usual_s and self.busy_s - self.usual_s > least_s
+
+
+class Blamed(msgspec.Struct, frozen=True):
+    """The slow links of a machine: the slowest one, and whether both what it sends and what it gets is slow."""
+
+    slowest: ComparedLink
+    both_ways: bool
 
 
 class Carried(msgspec.Struct):
@@ -95,13 +103,13 @@ def _of_alike(links: Sequence[Carried]) -> list[float | None]:
     return medians
 
 
-def blamed(slow: Iterable[ComparedLink]) -> dict[str, ComparedLink]:
-    """Return the addresses whose machines explain all slow links, each with the slowest of its links.
+def blamed(slow: Iterable[ComparedLink]) -> dict[str, Blamed]:
+    """Return the addresses whose machines explain all slow links, each with those of its own.
 
     A single slow link is its sender's: where it is slow in one direction only, nothing tells which end it is.
     """
     left = list(slow)
-    found: dict[str, ComparedLink] = {}
+    found: dict[str, Blamed] = {}
     while left:
         lost_s: dict[str, tuple[int, float]] = {}
         for link in left:
@@ -109,6 +117,8 @@ def blamed(slow: Iterable[ComparedLink]) -> dict[str, ComparedLink]:
                 count, sum_s = lost_s.get(end, (0, 0.0))
                 lost_s[end] = count + 1, sum_s + link.busy_s - link.usual_s
         worst = max(lost_s, key=lambda end: lost_s[end])
-        found[worst] = max((link for link in left if worst in link.ends), key=lambda link: link.busy_s)
+        own = [link for link in left if worst in link.ends]
+        directions = {link.ends[0] == worst for link in own}
+        found[worst] = Blamed(max(own, key=lambda link: link.busy_s), both_ways=len(directions) > 1)
         left = [link for link in left if worst not in link.ends]
     return found

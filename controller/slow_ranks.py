@@ -24,12 +24,14 @@ from ..protocol.messages import NodeHeartbeat
 from ..protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, LinkUse, StepTimes
 from ..protocol.wording import ranks_text
 from .recovery.state import JobState, Phase
-from .slow_links import LEAST_FACTOR, ComparedLink, blamed, carried, compared
+from .slow_links import LEAST_FACTOR, Blamed, blamed, carried, compared
 
 ROUND_STEPS = 4
 ROUNDS = 3  # on end, before a rank is called slow
 WELL_ROUNDS = 6  # on end, before it is called well again
+ONE_WAY = 0.25  # of a round: so much counts one in which links are slow in one direction of a machine alone
 LEAST_SHARE = 0.1  # of the step, by which it has to take longer for a slow rank
+LEAST_LINK_SHARE = 0.2  # all others wait for a slow link, for most of the step
 NOISE = 6.0  # so many times as much as a rank differs from round to round is no noise
 HISTORY_ROUNDS = 40
 LEAST_HISTORY = 8  # rounds
@@ -85,13 +87,14 @@ class _Standing:
     """How often on end a rank was found slow, or well, in one way."""
 
     def __init__(self) -> None:
-        self.slow = self.well = 0
+        self.slow = 0.0
+        self.well = 0
         self.since_s = 0.0
 
-    def count(self, began_s: float, *, slow: bool, well: bool) -> None:
+    def count(self, began_s: float, *, slow: float, well: bool) -> None:
         if slow and not self.slow:
             self.since_s = began_s
-        self.slow = self.slow + 1 if slow else 0
+        self.slow = self.slow + slow if slow else 0.0
         self.well = self.well + 1 if well else 0
 
 
@@ -136,7 +139,7 @@ class SlowRanks:
         self._noise, self._link_noise = _Noise(), _Noise()
         self._said: dict[tuple[str, Assertion], float] = {}
         self._next_s = 0.0
-        self._links: dict[int, ComparedLink] = {}  # of the ranks of a machine to blame, in the last round
+        self._links: dict[int, Blamed] = {}  # of the ranks of a machine to blame, in the last round
         self.scores: dict[int, Score] = {}
 
     def take(self, heartbeat: NodeHeartbeat) -> None:
@@ -249,7 +252,7 @@ class SlowRanks:
         """Count in how many rounds on end the connections of each rank's machine were slow."""
         rounds = [(self._began_with[rank], self._bases[rank]) for rank in means]
         links = carried((before.links, after.links, after.times.steps - before.times.steps) for before, after in rounds)
-        least_s = LEAST_SHARE * statistics.median(mean.step_s for mean in means.values())
+        least_s = LEAST_LINK_SHARE * statistics.median(mean.step_s for mean in means.values())
         factor = max(policy.factor, LEAST_FACTOR)
         allowed = self._link_noise.allowed({ends: each.busy_s for ends, each in links.items()}, factor)
         judged = compared(links)
@@ -260,11 +263,13 @@ class SlowRanks:
             addresses = {each.here for each in self._bases[rank].links}
             found = [slow[address] for address in addresses & slow.keys()]
             if found:
-                self._links[rank] = max(found, key=lambda link: link.busy_s)
+                self._links[rank] = max(found, key=lambda each: (each.both_ways, each.slowest.busy_s))
             well = not addresses & nearly.keys()
-            self._count(FaultKind.SLOW_LINK, rank, slow=bool(found), well=well)
+            counts = 0.0 if not found else 1.0 if self._links[rank].both_ways else ONE_WAY
+            self._count(FaultKind.SLOW_LINK, rank, slow=counts, well=well)
 
-    def _count(self, kind: FaultKind, rank: int, *, slow: bool, well: bool) -> None:
+    def _count(self, kind: FaultKind, rank: int, *, slow: float, well: bool) -> None:
+        """Count a round; `slow`: how much of one it counts, 0 if the rank was not slow."""
         counts = self._standing.setdefault((kind, rank), _Standing())
         counts.count(self._round_began_s, slow=slow, well=well)
 
@@ -335,7 +340,7 @@ class SlowRanks:
         return FaultReport(kind, now, CONTROLLER, detail, node=node, fault_id=f"{kind} {node}", assertion=assertion)
 
     def _slow_links(self, ranks: list[int]) -> str:
-        link = max((self._links[rank] for rank in ranks), key=lambda link: link.busy_s)
+        link = max((self._links[rank].slowest for rank in ranks), key=lambda link: link.busy_s)
         step_ms, busy_ms = 1000 * max(self.scores[rank].step_s for rank in ranks), 1000 * link.busy_s
         return (
             f"slow links of {ranks_text(ranks)}: in a step of {step_ms:.0f} ms data is on its way for {busy_ms:.0f} ms "

@@ -140,6 +140,16 @@ def test_a_node_with_slow_links_is_named_within_20_steps_and_well_again_when_the
     assert well.detail == "the links of rank 2 are as fast as others"
 
 
+def test_a_link_that_is_slow_in_one_direction_alone_has_to_be_so_four_times_as_long() -> None:
+    """A busy machine does that to a single link for some rounds, and a bad cable does it to both directions."""
+    job = Played(4).play(200, noisy(3), busy_s=lambda rank, step: 0.04 if rank == 2 and 30 <= step < 60 else 0.002)
+    assert job.said == []
+    job = Played(4).play(200, noisy(3), busy_s=lambda rank, step: 0.04 if rank == 2 and step >= 30 else 0.002)
+    ((step, named),) = job.said
+    assert (named.kind, named.node) == (FaultKind.SLOW_LINK, "node2")
+    assert 30 + 4 * 12 <= step <= 30 + 4 * 14
+
+
 def test_links_that_are_slow_now_and_then_are_nothing() -> None:
     chance = random.Random(8)
     job = Played(4).play(5000, noisy(4), busy_s=lambda rank, step: 0.02 * chance.expovariate(1.0))
