@@ -11,8 +11,11 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.optim.adamw import adamw
 
 from ..protocol.errors import ConfigurationError, RecoveryError
 from ..protocol.types import FaultAction
@@ -50,18 +53,17 @@ class CudaDevice:
         self._index = local_rank % gpus
         torch.cuda.set_device(self._index)
         torch.cuda.synchronize(self._index)  # opens the context here, where what it raises is understood
-        threading.Thread(target=self._load, name="midstep-cublas-load", daemon=True).start()
+        threading.Thread(target=self._load, name="midstep-kernel-load", daemon=True).start()
 
     def _load(self) -> None:
-        """Load cuBLAS while the script builds its model, or the first step would."""
+        """Load cuBLAS and the kernels of most models while the script builds its own, or its first step would."""
         try:
             torch.cuda.set_device(self._index)
             with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call,unused-ignore]
                 for dtype in (torch.float32, torch.bfloat16):
-                    square = torch.zeros(64, 64, device=self.torch_device, dtype=dtype)
-                    torch.mm(square, square)
+                    train_small_step(self.torch_device, dtype)
         except RuntimeError as error:  # the first step meets it, too, and can report it
-            _log.warning("cuBLAS could not be loaded ahead of its use: %s", _first_line(error))
+            _log.warning("kernels could not be loaded ahead of their use: %s", _first_line(error))
 
     def stop(self) -> None:
         """Mark the device: the communicators' abort has ended all that another rank can hold up."""
@@ -124,6 +126,37 @@ class CudaDevice:
             raise ConfigurationError(f"{action} cannot be caused on a GPU; possible here: {possible}")
         _FAULT_ACTIONS[action]()
         torch.cuda.synchronize(self._index)
+
+
+def train_small_step(device: torch.device, dtype: torch.dtype) -> None:
+    """Train a step of a very small transformer, with the operators that most models use.
+
+    CUDA loads each kernel when it is first called. Draws no random number, and changes nothing that a script sees.
+    """
+    size, heads, batch, time = 128, 2, 2, 16
+
+    def parameter(*shape: int) -> torch.Tensor:
+        return torch.ones(shape, device=device, dtype=dtype, requires_grad=True)
+
+    table, scale, shift = parameter(size, size), parameter(size), parameter(size)
+    wide, bias, head = parameter(3 * size, size), parameter(3 * size), parameter(size, size)
+    tokens = torch.zeros((batch, time), dtype=torch.long, device=device)
+    x = functional.layer_norm(functional.embedding(tokens, table), (size,), scale, shift)
+    split = (batch, time, heads, size // heads)
+    q, k, v = (each.view(split).transpose(1, 2) for each in functional.linear(x, wide, bias).chunk(3, dim=-1))
+    attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + attended.transpose(1, 2).reshape(batch, time, size)
+    x = functional.gelu(x) + functional.relu(x) + functional.silu(x)
+    loss = functional.cross_entropy(functional.linear(x, head).flatten(0, 1), tokens.flatten())
+    parameters = [table, scale, shift, wide, bias, head]
+    gradients = list(torch.autograd.grad(loss, parameters))
+    torch.nn.utils.get_total_norm(gradients, foreach=True)
+    first, second = ([torch.zeros_like(each) for each in parameters] for _ in range(2))
+    steps = [torch.zeros(()) for _ in parameters]
+    rates: Any = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
+    with torch.no_grad():  # not an Optimizer: its first step imports torch's compiler, as the script may just do
+        adamw(parameters, gradients, first, second, [], steps, foreach=True, amsgrad=False, maximize=False, **rates)
+    loss.item()
 
 
 def problems(environment: Mapping[str, str]) -> list[str]:

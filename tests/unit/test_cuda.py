@@ -1,6 +1,7 @@
 """NVIDIA GPUs: what can be said without one. What a GPU does is in tests/cuda, which needs one."""
 
 import ast
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from midstep.communicators.process_group import BackendRegistration
 from midstep.devices import cuda as module
 from midstep.devices import device_named, kinds
 from midstep.devices.base import Damage
-from midstep.devices.cuda import CudaDevice, problems
+from midstep.devices.cuda import CudaDevice, problems, train_small_step
 from midstep.devices.kinds import CUDA, DeviceKind, device_kind, device_names
 from midstep.launch.job import Start, policy_of
 from midstep.policies.schema import Policy, default_policy
@@ -120,6 +121,15 @@ def test_a_setting_under_which_a_gpu_cannot_be_recovered_is_named(
 
 def test_the_variables_that_the_launcher_sets_are_right() -> None:
     assert problems(device_kind(CUDA).environment) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_are_loaded_without_a_random_number_and_an_import(dtype: torch.dtype) -> None:
+    """A thread does so beside the script, whose numbers must not change, and whose imports may be half done."""
+    before, modules = torch.get_rng_state(), set(sys.modules)
+    train_small_step(torch.device("cpu"), dtype)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert set(sys.modules) == modules
 
 
 def test_a_fault_that_a_gpu_cannot_have_is_refused_with_those_that_it_can(device: CudaDevice) -> None:
