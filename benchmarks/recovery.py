@@ -1,15 +1,17 @@
-"""How long training stands still when a rank is killed: midstep beside torchrun, same script, same run.
+"""How long training stands still when a rank is killed: midstep beside torchrun and torchft, same script, same run.
 
-midstep is measured twice: as it comes, and with each rank's next process built ahead. All are measured by what the
-job's processes write down themselves, step by step (`records.py`); what midstep reports of itself is used for the
-phases only.
+midstep is measured twice: as it comes, and with each rank's next process built ahead. torchft is measured where it is
+installed, with short timeouts, and waits for a full world. All are measured by what the job's processes write down
+themselves, step by step (`records.py`); what midstep reports of itself is used for the phases only.
 """
 
 import dataclasses
+import importlib.util
+import itertools
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from midstep.devices.kinds import CPU, CUDA
 from midstep.protocol.types import InjectionPoint
 
 SCRIPT = "recovery_job.py"
-MIDSTEP, BUILT, TORCHRUN = SYSTEMS = ("midstep", "midstep built", "torchrun")
+MIDSTEP, BUILT, TORCHRUN, TORCHFT = SYSTEMS = ("midstep", "midstep built", "torchrun", "torchft")
+OURS, OTHERS = (MIDSTEP, BUILT), (TORCHRUN, TORCHFT)
 POLICIES = {MIDSTEP: None, BUILT: Path(__file__).with_name("built.yaml")}
 MAX_RESTARTS = 3
 LIMIT_S = 240.0
@@ -53,10 +56,13 @@ def one_run(
         notes, job_directory = Path(folder) / "notes", Path(folder) / "job"
         notes.mkdir()
         arguments = [str(notes), str(steps), str(killed_step)]
-        if system == TORCHRUN:
-            launching.torchrun(
-                SCRIPT, arguments, ranks=ranks, max_restarts=MAX_RESTARTS, limit_s=LIMIT_S, device=device
-            )
+        if system in OTHERS:
+            if system == TORCHRUN:
+                launching.torchrun(
+                    SCRIPT, arguments, ranks=ranks, max_restarts=MAX_RESTARTS, limit_s=LIMIT_S, device=device
+                )
+            else:
+                launching.torchft(SCRIPT, arguments, ranks=ranks, limit_s=LIMIT_S, device=device)
             recovery = records.recovery(notes, ranks, killed_step)
             return Run(recovery, foreign, recovery.newcomer, {})
         launching.midstep(
@@ -152,10 +158,20 @@ def phases(result: dict[str, Any]) -> Table:
         view.add_column(column)
     for system in SYSTEMS:
         for ranks, found in result.get(system, {}).items():
-            for name in ("phases", "slowest_rank_phases", "newcomer") if system != TORCHRUN else ("newcomer",):
+            for name in ("phases", "slowest_rank_phases", "newcomer") if system in OURS else ("newcomer",):
                 parts = ", ".join(f"{phase} {1000 * seconds:.0f}" for phase, seconds in found[name].items())
                 view.add_row(ranks, f"{system} {name.replace('_', ' ')}", parts)
     return view
+
+
+def ratios(result: Mapping[str, Any], system: str, other: str) -> dict[str, float]:
+    """Return, for each size of the world, a system's excess over a step in times of another's."""
+    others = result.get(other, {})
+    return {
+        ranks: found["excess_s"] / others[ranks]["excess_s"]
+        for ranks, found in result.get(system, {}).items()
+        if ranks in others
+    }
 
 
 def ranks_of(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[int, ...]:
@@ -197,27 +213,24 @@ def main(
     *,
     lose_node: bool,
 ) -> None:
-    """Measure how long a killed rank holds up training: midstep beside torchrun, in the same run.
+    """Measure how long a killed rank holds up training: midstep beside torchrun and torchft, in the same run.
 
     The job: a GPT of 10.5 million parameters, fp32, Adam, DDP over gloo (NCCL on GPUs, which ranks share), one sequence
     of 64 per rank. Rank 1 is killed once, between forward and backward of the step three quarters through. Under
-    torchrun a checkpoint is written every 10 steps. Recovery: from the kill until all ranks have completed one and the
-    same step again.
+    torchrun a checkpoint is written every 10 steps. torchft is left out where it is not installed. Recovery: from the
+    kill until all ranks have completed one and the same step again.
     """
     launching.end_jobs_on_sigterm()
     killed_step = steps * 3 // 4
+    here = SYSTEMS if importlib.util.find_spec("torchft") else SYSTEMS[:3]
     result = measure(
-        (only,) if only else SYSTEMS[:2] if lose_node else SYSTEMS,
+        (only,) if only else OURS if lose_node else here,
         sizes,
         repeat,
         lambda system, ranks: one_run(system, ranks, steps, killed_step, lose_node=lose_node, device=device),
     )
     result["machine"] = figures.machine()
-    result["excess_ratio"] = {
-        ranks: found["excess_s"] / result["torchrun"][ranks]["excess_s"]
-        for ranks, found in result.get("midstep", {}).items()
-        if ranks in result.get(TORCHRUN, {})
-    }
+    result["excess_ratio"] = ratios(result, MIDSTEP, TORCHRUN)
     out = Console(width=None if console.is_terminal else 120, highlight=False)
     out.print(table(result, "A node lost" if lose_node else "One rank killed"), phases(result))
     for ranks, found in result.get(MIDSTEP, {}).items():
@@ -227,8 +240,9 @@ def main(
             f"{ranks} ranks: in rebuild and repair state came at {figures.text(repair, 1e-9)} GB/s, the transport "
             f"alone does {figures.text(transport, 1e-9)} GB/s: {share:.0%}"
         )
-    for ranks, ratio in result["excess_ratio"].items():
-        out.print(f"{ranks} ranks: midstep's excess is {ratio:.3f} of torchrun's")
+    for system, other in itertools.product(OURS, OTHERS):
+        for ranks, ratio in ratios(result, system, other).items():
+            out.print(f"{ranks} ranks: {system}'s excess is {ratio:.3f} of {other}'s")
     if file is not None:
         file.write_text(json.dumps(result, indent=2))
 

@@ -1,13 +1,16 @@
 """The job that `recovery.py` measures: a GPT of ten million parameters, of which one rank is killed once.
 
-One script for both: resilient under `midstep run`; under torchrun plain, with a checkpoint every few steps.
+One script for all: resilient under `midstep run`; under torchrun plain, with a checkpoint every few steps; under
+torchft with its manager, optimizer and DDP.
 """
 
 import contextlib
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
-from midstep.benchmarks.launching import DEVICE
+from midstep.benchmarks.launching import DEVICE, REPLICA
 from midstep.benchmarks.records import Recorder, kill_once
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY, Shape
 from midstep.processor.runtime import Runtime
@@ -26,8 +29,9 @@ STATE_BYTES = 126_000_000  # parameters and Adam's state
 WHOLE = "MIDSTEP_BENCH_INITIAL_VALUES"  # set: newcomers compute initial values, too
 PIECE_BYTES = 4 * 1024 * 1024
 TRANSPORTS = 5
+TORCHFT_COLLECTIVE_S, TORCHFT_S = 2.0, 10.0  # as it comes: 60 s each
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get(REPLICA, os.environ["RANK"]))
 SHAPES = {"ten_million": TEN_MILLION, "eighty_million": Shape(layers=6, heads=8, width=1072, dropout=0.0)}
 SHAPE = SHAPES[sys.argv[4] if len(sys.argv) > 4 else "ten_million"]
 
@@ -132,6 +136,53 @@ def plain(directory: Path, total: int, killed_step: int, recorder: Recorder) -> 
             draft.rename(checkpoint)
 
 
+def healing(total: int, killed_step: int, directory: Path, recorder: Recorder) -> None:
+    """Train under torchft: a step in which the groups have changed is repeated, and a newcomer is sent the state."""
+    import torchft
+
+    replicas, device = int(os.environ["NUM_REPLICA_GROUPS"]), own_device()
+    kind = torchft.ProcessGroupGloo
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        kind = torchft.ProcessGroupNCCL
+    torch.manual_seed(1)
+    network = GPT(SHAPE).to(device)
+    plain_optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
+
+    def state_dict() -> dict[str, Any]:
+        return {"model": network.state_dict(), "optimizer": plain_optimizer.state_dict()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        network.load_state_dict(state["model"])
+        plain_optimizer.load_state_dict(state["optimizer"])
+
+    recorder.mark("model and optimizer")
+    manager = torchft.Manager(
+        pg=kind(timeout=timedelta(seconds=TORCHFT_COLLECTIVE_S)),
+        min_replica_size=replicas,
+        load_state_dict=load_state_dict,
+        state_dict=state_dict,
+        replica_id=f"replica_{RANK}",
+        use_async_quorum=False,  # else a newcomer's first step is lost, and the world differs in it
+        timeout=timedelta(seconds=TORCHFT_S),
+    )
+    model = torchft.DistributedDataParallel(manager, network)
+    optimizer = torchft.Optimizer(manager, plain_optimizer)
+    while manager.current_step() < total:
+        optimizer.zero_grad()  # here the groups agree on who trains
+        step = manager.current_step()
+        loss = model(*batch(step))
+        if step == killed_step and RANK == VICTIM:
+            kill_once(directory)
+        loss.backward()
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if manager.current_step() > step:
+            recorder.step(step)
+    manager.shutdown()
+
+
 def main() -> None:
     """Take the directory for the notes, the number of steps, the step in which to be killed, and a name in `SHAPES`.
 
@@ -140,6 +191,9 @@ def main() -> None:
     directory, total, killed_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     recorder = Recorder(directory, RANK)
     recorder.mark("process")
+    if REPLICA in os.environ:
+        healing(total, killed_step, directory, recorder)
+        return
     train = resilient if "MIDSTEP_JOB" in os.environ else plain
     train(directory, total, killed_step, recorder)
     dist.destroy_process_group()
