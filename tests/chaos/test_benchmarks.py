@@ -16,7 +16,7 @@ LIMIT_S = 240.0
 SHORT = {
     "controller_restart": "--events 1000 --repeats 1",
     "failover": "--repeats 1",
-    "false_alarms": "--steps 30 --policies tuned --loaders random",
+    "false_alarms": "--steps 30 --policies tuned --jobs random",
     "policy_cost": "audits --repeat 1 --steps 4",
     "fsdp": "recovery --mesh 2x1 --repeat 1 --size 4M",
     "link_ups": "--link-ups 10 --minutes 2",
