@@ -1,4 +1,4 @@
-"""What operators, device plugins and Kubernetes do to hosts and controllers, and what is waited for then."""
+"""Drains, taints and faults as operators, device plugins and Kubernetes bring them, and what is waited for then."""
 
 import json
 from typing import Any

@@ -9,7 +9,7 @@ import yaml
 
 from midstep.launch.directories import role_directory, role_job
 
-from .cluster.cluster import RESOURCE, Cluster
+from .cluster.cluster import NPUS, RESOURCE, Cluster
 from .cluster.image import IMAGE
 from .managed import FIRST, KINDS, MIDSTEP, NEEDED, ManagedJob, template
 
@@ -53,11 +53,12 @@ class RolesInPods:
         *,
         gates: Mapping[str, Sequence[int]] = {},
         options: Sequence[str] = (),
+        npus: int = NPUS,
         **more: Any,
     ) -> None:
         """`gates`: steps in front of which the ranks of a role are held. `more`: keys of the file beside the roles.
 
-        `options`: more of `midstep run`.
+        `options`: more of `midstep run`. `npus`: of each pod; with all of a machine it shares that with no other.
         """
         self.cluster, self.root, self.name = cluster, root, name
         self.ranks = {role: int(says["ranks"]) for role, says in roles.items()}
@@ -72,7 +73,7 @@ class RolesInPods:
         words = ["--platform", "kubernetes", "--roles", str(file), "--image", IMAGE, "--job", name]
         words += [
             "--resource",
-            f"{RESOURCE}=8",
+            f"{RESOURCE}={npus}",
             "--volume",
             f"{root}:{root}",
             "--pod-template",

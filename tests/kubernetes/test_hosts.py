@@ -1,4 +1,4 @@
-"""What operators and Kubernetes do to hosts: drains, taints, a kubelet that stops; and two jobs beside each other."""
+"""Hosts are drained or tainted, or their kubelet stops; and two jobs run beside each other."""
 
 from typing import Any
 

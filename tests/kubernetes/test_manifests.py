@@ -1,4 +1,4 @@
-"""What examples/kubernetes asks of Kubernetes, a real API server takes: by its dry run, which stores nothing.
+"""A real API server takes what examples/kubernetes asks of Kubernetes: by its dry run, which stores nothing.
 
 Version 1.20 knows neither the CRDs nor some fields of a Job. There the pods of all kinds are tried by themselves, and
 Jobs without those fields. A cluster of one's own (MIDSTEP_KUBERNETES=use, KUBECONFIG) gets each document as it is.

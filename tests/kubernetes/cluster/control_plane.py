@@ -1,4 +1,4 @@
-"""What runs on m0: etcd, the API server, the scheduler, the controllers, and the program that answers for names."""
+"""The programs on m0: etcd, the API server, the scheduler, the controllers, and the program that answers for names."""
 
 import subprocess
 import sys

@@ -6,8 +6,11 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import IO
 
 import msgspec
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ...machines.machines import why_not as why_no_machines
 from .cgroups import why_not as why_no_groups
@@ -75,10 +78,24 @@ def build() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if Programs(CACHE).are_there():
             return
-        command = ["timeout", "--kill-after=10", f"{_BUILD_S:.0f}", "bash", str(_BUILD), str(CACHE)]
-        done = subprocess.run(command, stdout=log, stderr=log, check=False)
-    if done.returncode == _TIMED_OUT:
+        status = _run_build(["timeout", "--kill-after=10", f"{_BUILD_S:.0f}", "bash", str(_BUILD), str(CACHE)], log)
+    if status == _TIMED_OUT:
         raise NoKubernetes(f"the build was not ready within {_BUILD_S:.0f} s: it continues from there the next time")
-    if done.returncode:
+    if status:
         end = (CACHE / "build.log").read_text(errors="replace")[-_END_OF_LOG:]
         raise NoKubernetes(f"the build has failed, see {CACHE}/build.log: {end}")
+
+
+def _run_build(command: list[str], log: IO[bytes]) -> int:
+    """Run it, show on a terminal which step it is at and how long it takes, and return its exit status."""
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as building:
+            assert building.stdout is not None
+            for line in building.stdout:
+                log.write(line)
+                log.flush()
+                progress.update(task, description=line.decode().strip())
+            return building.wait()
