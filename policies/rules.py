@@ -67,8 +67,8 @@ def advice(policy: Policy) -> tuple[str, ...]:
     if policy.host_copy != HostCopyPolicy() and RestoreSource.HOST_COPY not in policy.restore:
         notes.append("host_copy is set, and restore is without host_copy: no copies are made in host memory")
     notes += _integrity_advice(policy)
-    if policy.slow.then is SlowAction.DRAIN and policy.sub_health is SubHealthAction.IGNORE:
-        notes.append("slow.then is drain, and sub_health is ignore: a slow node stays in use")
+    if policy.slow.then in {SlowAction.DRAIN, SlowAction.SHRINK} and policy.sub_health is SubHealthAction.IGNORE:
+        notes.append(f"slow.then is {policy.slow.then}, and sub_health is ignore: a slow node stays in use")
     if policy.rung(Rung.RECOVER) is None:
         notes.append("ladder is without recover: the loss of a node restarts every process, or stops the job")
     limits = policy.deadlines
@@ -103,7 +103,8 @@ def _standby_problems(policy: Policy) -> list[Problem]:
 
 def _scale_problems(policy: Policy) -> list[Problem]:
     if policy.scale.min_nodes is None:
-        return []
+        smaller = policy.slow.then is SlowAction.SHRINK
+        return [Problem("slow.then", "found shrink, which needs scale.min_nodes")] if smaller else []
     problems = []
     if RestoreSource.CHECKPOINT not in policy.restore:
         problems.append(Problem("scale.min_nodes", "needs checkpoint in restore, from which another world starts"))

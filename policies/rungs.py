@@ -458,11 +458,17 @@ def drain(
     return Decision(Rung.RECOVER, reason, tuple(SkippedRung(rung, _LEAVES_NOBODY) for rung in skipped))
 
 
-def move_all(node: str, spare: str, report: FaultReport) -> Decision:
-    """Return the decision to restart all ranks without a node that is going, where its ranks cannot move alone."""
+def move_all(node: str, spare: str, left: int, report: FaultReport, *, what: str) -> Decision:
+    """Return the decision to restart all ranks without a node: with the spare one, or without any the `left` others.
+
+    For one that is going and whose ranks cannot move alone, and one that has to be left and none can take its place.
+    """
+    why, instead = "its ranks cannot move alone", f"spare {nodes_text([spare])}"
+    if not spare:
+        why, instead = "no node can take its place", count(left, "node")
     reason = (
-        f"{nodes_text([node])} is going ({report.detail}), and its ranks cannot move alone: all ranks stop between two "
-        f"steps and write a checkpoint, and all processes are restarted from it, with spare {nodes_text([spare])}"
+        f"{nodes_text([node])} is {what} ({report.detail}), and {why}: all ranks stop between two steps and write a "
+        f"checkpoint, and all processes are restarted from it, with {instead}"
     )
     return Decision(Rung.RESCHEDULE_POD, reason)
 

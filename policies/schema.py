@@ -273,6 +273,7 @@ class SlowAction(StrEnum):
     IGNORE = "ignore"  # ranks are not compared
     REPORT = "report"  # it is shown as a fault that stands
     DRAIN = "drain"  # its ranks move to a spare node between two steps; nothing is repeated
+    SHRINK = "shrink"  # as drain; where no node can take its place, the world continues without it
 
 
 class SlowPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

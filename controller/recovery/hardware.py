@@ -11,9 +11,9 @@ node. With the policy's number of strikes within its window, what the rank compu
 and the node is left, where a spare is there to move to.
 
 *Slow nodes.* The controller finds them from each rank's own time and links (`controller/slow_ranks.py`). Such a
-node is shown, or drained as one that a detector calls not well. Each drain is one of few within a time, whatever
-becomes of it: where it is not the node that is slow, the ranks would wander from one to the next. A slow data loader is
-slow on another node, too: it is only shown.
+node is shown, drained as one that a detector calls not well, or left by a smaller world. That is done to few nodes
+within a time, whatever becomes of it: where it is not the node that is slow, the ranks would wander from one to the
+next. A slow data loader is slow on another node, too: it is only shown.
 """
 
 import math
@@ -201,7 +201,7 @@ def _slow(state: JobState, report: FaultReport) -> FaultReport | None:
         state.ignore("slow node that is known")
         return None
     detail, node = report.detail, report.node or ""
-    if report.kind is not FaultKind.SLOW_INPUT and slow.then is SlowAction.DRAIN:
+    if report.kind is not FaultKind.SLOW_INPUT and slow.then in {SlowAction.DRAIN, SlowAction.SHRINK}:
         past = [each for each in state.accounts.slow if state.now - each.at_s < slow.window_s]
         if len(past) < slow.nodes:
             level = FaultLevel.SUB_HEALTH

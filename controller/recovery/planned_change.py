@@ -19,9 +19,11 @@ from ...policies.budgets import Facts
 from ...policies.fault_codes import Treatment
 from ...policies.ladder import best_spare
 from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain, may_grow, move_all
+from ...policies.schema import SlowAction, SubHealthAction
 from ...protocol.errors import StateLost
 from ...protocol.messages import NewcomerWaiting, StartProcess, StopProcess
 from ...protocol.types import (
+    FaultKind,
     FaultReport,
     RestoreSource,
     Rung,
@@ -126,13 +128,26 @@ def _begin_drain(state: JobState) -> None:
         if why_not is None and state.phase is not Phase.RUNNING:
             why_not = "its ranks move when the job runs again"
         spare = best_spare(spares, ranks, world.built_ahead())
-        restarts = why_not is not None and going and bool(spares) and _may_restart(state)
-        unwell.note = f"its ranks move to {spare}" if why_not is None or restarts else why_not
+        shrinks = _may_shrink(state, name)
+        restarts = why_not is not None and (shrinks or (going and bool(spares))) and _may_restart(state)
+        leaves = "the world continues without it" if shrinks else f"its ranks move to {spare}"
+        unwell.note = leaves if why_not is None or restarts else why_not
         if planned.current is None and restarts:
-            decision = move_all(name, spare, unwell.report)
+            what, left = planned.what_is_wrong(name), state.nodes_needed - 1
+            decision = move_all(name, spare, left, unwell.report, what=what)
             planned.current = PlannedChange(unwell.report, decision, (), name, spare, restarts=True)
         elif planned.current is None and why_not is None:
             _start_newcomers(state, name, spare, ranks, question, going=going)
+
+
+def _may_shrink(state: JobState, name: str) -> bool:
+    """Say whether the world may continue without a node that is going or slow, in whose place none can come."""
+    policy, slow = state.policy, state.planned.unwell[name].report.kind in {FaultKind.SLOW, FaultKind.SLOW_LINK}
+    shrinks = slow and policy.slow.then is SlowAction.SHRINK and policy.sub_health is not SubHealthAction.IGNORE
+    if not shrinks and name not in state.planned.going:
+        return False
+    alone = not state.world.named(NodeState.SPARE, NodeState.REQUESTED) and not state.arrivals.can_be_created
+    return alone and policy.scale.min_nodes is not None and policy.scale.min_nodes < state.nodes_needed
 
 
 def _may_restart(state: JobState) -> bool:
@@ -246,12 +261,13 @@ def _make_change(state: JobState) -> Recs:
     if change.holds or change.saves:
         change.stage = Stage.HOLDING if change.holds else Stage.HANDING_OVER
         return [do.HoldRanks() if change.holds else do.SavePart()]
-    if not change.nodes and not change.ranks and not _spare_of(state, change):
+    if change.spare and not _spare_of(state, change):
         return _stay(state, change, "the spare node is gone")
     if change.nodes or change.restarts:
         state.planned.current = None
         _LOOK.drop(state)
-        return [do.SaveFirst(Reschedule((change.node,)) if change.restarts else Resize())]
+        leaving = (change.node,) if change.restarts else ()
+        return [do.SaveFirst(Reschedule(leaving) if change.spare else Resize(leaving))]
     lost = _kept_back(state, change)
     return _switch(state, change) if lost is None else _hand_over(state, change, lost)
 

@@ -51,6 +51,12 @@ def samples_by_step(job: Job) -> dict[int, list[int]]:
     return learned
 
 
+def in_order(number: int) -> list[int]:
+    """Return the first samples of the global order."""
+    order: list[int] = list(DistributedSampler(dataset(), num_replicas=1, rank=0, shuffle=True, seed=5))
+    return order[:number]
+
+
 def test_a_world_shrinks_after_the_loss_of_a_node_and_grows_when_one_comes(start_job: StartJob) -> None:
     """All steps are done, no committed one is lost, and each sample is learned from once, in the global order."""
     job = start_job(script=DIVIDED, policy=SCALED, steps=STEPS, step_s=STEP_S, gates=[LOSS, GROWTH])
@@ -80,5 +86,4 @@ def test_a_world_shrinks_after_the_loss_of_a_node_and_grows_when_one_comes(start
     turn = growth["resumed_step"]
     assert sizes == [4] * LOSS + [2] * (turn - LOSS) + [4] * (STEPS - turn)
     seen = [sample for step in range(STEPS) for sample in learned[step]]
-    order: list[int] = list(DistributedSampler(dataset(), num_replicas=1, rank=0, shuffle=True, seed=5))
-    assert Counter(seen) == Counter(order[: len(seen)])
+    assert Counter(seen) == Counter(in_order(len(seen)))

@@ -20,6 +20,7 @@ from midstep.protocol.incidents import JobStatus, RankStatus
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import PATIENCE_S, ROOMY, Job
+from .test_scaling import BATCH, DIVIDED, SCALED, in_order, samples_by_step
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -27,16 +28,13 @@ SLOWED = Path(__file__).with_name("slowed.py")
 RANKS, STEPS, WORK_S = 2, 160, 0.06
 WITHIN_STEPS = 20
 GATE = 120  # a busy machine may take longer to prepare the drain than the job would last
+HEARD_OFTEN = {"interval_s": 0.15, "missed": 60}
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 
 
 def slowed(start: StartJob, how: dict[str, Any], **options: Any) -> Job:
     """Start two ranks; how slow they are is heard a few times a second."""
-    policy = {
-        **ROOMY,
-        "heartbeat": {"interval_s": 0.15, "missed": 60},
-        "slow": {"then": "drain", "for_s": 0},
-    }
+    policy = {**ROOMY, "heartbeat": HEARD_OFTEN, "slow": {"then": "drain", "for_s": 0}}
     return start(policy=policy, script=SLOWED, more_arguments=[json.dumps(how)], steps=STEPS, step_s=WORK_S, **options)
 
 
@@ -131,9 +129,14 @@ def test_a_slow_loader_is_called_slow_input_and_nobody_is_replaced(with_slow_loa
 @contextlib.contextmanager
 def on_purpose(_: int, job: Job) -> Iterator[None]:
     """Have rank 1 be slow, as docs/stragglers.md does: by so much that other work on the machine does not hide it."""
-    done = CliRunner().invoke(main, ["inject", str(job.directory), "--rank", "1", "--slow", "0.2"])
-    assert done.exit_code == 0, done.output
+    slow_down(job, 1)
     yield
+
+
+def slow_down(job: Job, rank: int) -> None:
+    """Have a rank take 0.2 s more in each step."""
+    done = CliRunner().invoke(main, ["inject", str(job.directory), "--rank", str(rank), "--slow", "0.2"])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("slowing", [pulses, quota, on_purpose], ids=["pulses", "quota", "on purpose"])
@@ -158,3 +161,25 @@ def test_a_slow_rank_is_named_within_20_steps_and_drained(
         lines = (job.records / f"steps.{each}").read_text().splitlines()
         assert Counter(int(line.split()[0]) for line in lines) == Counter(range(STEPS))
     assert_same_numbers(job.record(), with_slow_loader[0].record(), ranks=RANKS)
+
+
+def test_without_a_spare_the_world_continues_without_a_slow_node(start_job: StartJob) -> None:
+    """Between two steps: none is lost or repeated, and each sample is learned from once, in the global order."""
+    policy = {**SCALED, "heartbeat": HEARD_OFTEN, "slow": {"then": "shrink", "for_s": 0}}
+    job = start_job(script=DIVIDED, policy=policy, steps=STEPS, step_s=WORK_S, gates=[GATE])
+    before = job.until(lambda status: len(status.ranks) == 4 and all(rank.slowness for rank in status.ranks), "scores")
+    (slow,) = {rank.node for rank in before.ranks if rank.rank == 2}
+    slow_down(job, 2)
+    job.until(named(node=slow), "a slow node")
+    job.until(lambda now: now.phase == "pausing" or len(now.ranks) == 2, "a boundary")
+    job.open_gate(GATE)
+    (incident,) = finish(job)["incidents"]
+    assert (incident["outcome"], incident["steps_lost"]) == ("resumed", 0)
+    (decision,) = incident["decisions"]
+    assert decision["rung"] == "reschedule_pod"
+    assert f"{slow} is not well (rank 2 is slow" in decision["reason"]
+    assert "restarted from it, with 1 node" in decision["reason"]
+    learned, turn = samples_by_step(job), incident["resumed_step"]
+    assert [len(learned[step]) // BATCH for step in range(STEPS)] == [4] * turn + [2] * (STEPS - turn)
+    seen = [sample for step in range(STEPS) for sample in learned[step]]
+    assert Counter(seen) == Counter(in_order(len(seen)))

@@ -10,7 +10,7 @@ from midstep.controller.recovery.events import KillNodeRequested
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
 from midstep.controller.routes import Routes
-from midstep.policies.schema import Policy, SubHealthAction, default_policy
+from midstep.policies.schema import Policy, ScalePolicy, SubHealthAction, default_policy
 from midstep.protocol.incidents import Outcome
 from midstep.protocol.messages import (
     ArmFault,
@@ -149,6 +149,23 @@ def test_where_all_ranks_are_on_a_node_that_is_going_they_save_between_two_steps
     (incident,) = cluster.machine.incidents
     assert incident.decisions[-1].rung is Rung.RESCHEDULE_POD
     assert "node node0 is going (drained), and its ranks cannot move alone" in incident.decisions[-1].reason
+    assert not any(budget.used for budget in cluster.machine.status(cluster.now).budgets)
+
+
+def test_where_no_spare_is_there_a_smaller_world_continues_without_a_node_that_is_going() -> None:
+    """Between two steps, with a checkpoint of there: nothing is lost, and no budget taken."""
+    cluster = FakeCluster(job(spares=0), Policy(scale=ScalePolicy(min_nodes=1))).start()
+    assert only(cluster.feed(GOING), ProbeProgress)
+    orders = only(cluster.feed(cluster.clocks("node0"), cluster.clocks("node1")), Quiesce)
+    (step,) = {order.after_step for order in orders}
+    assert step is not None
+    cluster.feed(*(cluster.quiesced(rank, step) for rank in range(4)))
+    starts = only(cluster.feed(*(cluster.saved(rank, step=step) for rank in range(4))), StartProcess)
+    assert [start.rank for start in starts] == [0, 1]
+    (incident,) = cluster.machine.incidents
+    reason = incident.decisions[-1].reason
+    assert "node node1 is going (m1 is being drained, within 120 s), and no node can take its place" in reason
+    assert "all processes are restarted from it, with 1 node" in reason
     assert not any(budget.used for budget in cluster.machine.status(cluster.now).budgets)
 
 

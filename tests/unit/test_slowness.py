@@ -1,13 +1,17 @@
 """A slow node, or one with slow links, is shown, or drained, a few times at most."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from midstep.policies.schema import Policy, SlowAction, SlowPolicy, SubHealthAction
+from midstep.controller.recovery.world import NodeState
+from midstep.policies.schema import Policy, ScalePolicy, SlowAction, SlowPolicy, SubHealthAction
 from midstep.protocol.messages import FaultReported, StartProcess
 from midstep.protocol.types import CONTROLLER, Assertion, FaultKind, FaultLevel
-from midstep.testing.fake_cluster import FakeCluster, job, only
+from midstep.testing.fake_cluster import STEP, FakeCluster, job, only
 
+BOUNDARY = STEP + 1 + 10  # a second ahead
 DRAINS = SlowPolicy(then=SlowAction.DRAIN, nodes=1, window_s=100.0)
 
 
@@ -98,3 +102,38 @@ def test_what_others_call_slow_is_a_report_as_any_other(by: str) -> None:
     report = msgspec.structs.replace(slow(cluster).report, seen_by=by, level=FaultLevel.NOT_HANDLE)
     assert cluster.feed(FaultReported(report)) == []
     assert level(cluster) is FaultLevel.NOT_HANDLE
+
+
+# --- in a smaller world -----------------------------------------------------------------------------------------------
+
+SHRINKS = SlowPolicy(then=SlowAction.SHRINK, nodes=1)
+
+
+def shrinking(spares: int = 0, min_nodes: int = 1, *, creates: bool = False) -> FakeCluster:
+    """Four ranks on two nodes, which may be fewer."""
+    policy = Policy(slow=SHRINKS, scale=ScalePolicy(min_nodes=min_nodes))
+    return FakeCluster(job(spares=spares), policy, creates=creates).start()
+
+
+def test_without_a_spare_the_world_continues_without_a_slow_node() -> None:
+    """All ranks stop between two steps, write a checkpoint, and those of the other node start from it."""
+    cluster = shrinking()
+    cluster.feed(slow(cluster))
+    cluster.feed(cluster.clocks("node0"), cluster.clocks("node1"))
+    cluster.feed(*(cluster.quiesced(rank, BOUNDARY) for rank in range(4)))
+    assert cluster.machine.state.saving.outstanding.keys() == {0, 1, 2, 3}
+    bodies = cluster.feed(*(cluster.saved(rank, BOUNDARY) for rank in range(4)))
+    assert [start.rank for start in only(bodies, StartProcess)] == [0, 1]
+    state = cluster.machine.state
+    assert (state.world.size, state.nodes_needed) == (2, 1)
+    assert state.world.nodes["node1"].state is NodeState.ISOLATED
+
+
+@pytest.mark.parametrize("world", [{"spares": 1}, {"creates": True}, {"min_nodes": 2}])
+def test_a_slow_node_is_not_left_by_a_smaller_world_where_another_can_come_or_too_few_would_stay(
+    world: dict[str, Any],
+) -> None:
+    cluster = shrinking(**world)
+    cluster.feed(slow(cluster))
+    change = cluster.machine.state.planned.current
+    assert change is None or not change.restarts
