@@ -459,10 +459,7 @@ def drain(
 
 
 def move_all(node: str, spare: str, left: int, report: FaultReport, *, what: str) -> Decision:
-    """Return the decision to restart all ranks without a node: with the spare one, or without any the `left` others.
-
-    For one that is going and whose ranks cannot move alone, and one that has to be left and none can take its place.
-    """
+    """Return the decision to restart all ranks without a node: with the spare one, or without any on the `left`."""
     why, instead = "its ranks cannot move alone", f"spare {nodes_text([spare])}"
     if not spare:
         why, instead = "no node can take its place", count(left, "node")

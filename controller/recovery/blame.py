@@ -69,16 +69,9 @@ def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
         return [do.EndNow(event.status if event.status > 0 else 1, reason)]
     if state.phase is Phase.SAVING:
         return [do.LostWhileSaving((holder.rank,), how)]
+    kind, by = FaultKind.OUT_OF_MEMORY if event.out_of_memory else FaultKind.EXIT, node_address(event.node)
     report = FaultReport(
-        kind=FaultKind.OUT_OF_MEMORY if event.out_of_memory else FaultKind.EXIT,
-        at_s=event.at_s,
-        seen_by=node_address(event.node),
-        detail=how,
-        rank=holder.rank,
-        node=holder.node,
-        generation=state.generation,
-        incarnation=process.incarnation,
-        output=event.output,
+        kind, event.at_s, by, how, holder.rank, holder.node, state.generation, process.incarnation, output=event.output
     )
     return [do.TakeFault(report), do.Gone((holder.rank,), process.incarnation)]
 

@@ -218,8 +218,11 @@ def _rule_broken(state: JobState, rec: do.RuleBroken) -> Recs:
         state.ignore("broken rule that is not known" if rule is None else f"broken rule while {state.phase}")
         return None
     if rule.then is RuleAction.REPORT:
-        _count(state, rule, report, step)
-        state.say(f"rule {rule.name}: {report.detail}, at step {step}, on rank {report.rank}")
+        last = state.rules.tallies.get(rule.name)
+        news = last is None or abs(step - last.step) > 1  # else another rank has met the same
+        _count(state, rule, report, step, times=int(news))
+        if news:
+            state.say(f"rule {rule.name}: {report.detail}, at step {step}, on rank {report.rank}")
         return None
     if ends:
         _count(state, rule, report, step)
@@ -252,11 +255,7 @@ def _act(state: JobState, rule: JobRule, report: FaultReport, step: int, *, open
     before = state.rules.standing
     if before is None or before.step != step:
         before = StandingRule(step, report.generation)
-    stands, rolled_back, trusted = (
-        replace(before, generation=report.generation),
-        state.rules.rolled_back,
-        None,
-    )
+    stands, rolled_back, trusted = replace(before, generation=report.generation), state.rules.rolled_back, None
     if rule.then is RuleAction.REPEAT_STEP:
         stands = replace(stands, repeats=times)
     elif rule.then is RuleAction.SKIP_BATCH:

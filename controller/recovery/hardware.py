@@ -11,9 +11,9 @@ node. With the policy's number of strikes within its window, what the rank compu
 and the node is left, where a spare is there to move to.
 
 *Slow nodes.* The controller finds them from each rank's own time and links (`controller/slow_ranks.py`). Such a
-node is shown, drained as one that a detector calls not well, or left by a smaller world. That is done to few nodes
-within a time, whatever becomes of it: where it is not the node that is slow, the ranks would wander from one to the
-next. A slow data loader is slow on another node, too: it is only shown.
+node is shown, or left as one that a detector calls not well. Each time is one of few within a window, whatever becomes
+of it: where it is not the node that is slow, the ranks would wander from one to the next. A slow data loader is slow on
+another node, too: it is only shown.
 """
 
 import math

@@ -139,14 +139,9 @@ def _on_node_lost(state: JobState, event: m.NodeLost) -> Recs:  # noqa: PLR0911 
         return None
     if state.phase is Phase.FINISHING:
         return [do.EndNow(1, f"node {event.node} was lost after training had finished: {event.reason}")]
+    kind, generation = FaultKind.NODE_LOST, state.generation
     report = FaultReport(
-        kind=FaultKind.NODE_LOST,
-        at_s=event.at_s,
-        seen_by=CONTROLLER,
-        detail=event.reason,
-        node=event.node,
-        generation=state.generation,
-        output=event.output,
+        kind, event.at_s, CONTROLLER, event.reason, node=event.node, generation=generation, output=event.output
     )
     return [do.Blame(report), do.Gone(ranks), do.Decide()]
 
@@ -248,10 +243,10 @@ def _report(
     state: JobState, event: m.NodeGoing | m.NodeStaying, detail: str, assertion: Assertion = Assertion.OCCUR
 ) -> FaultReport:
     return FaultReport(
-        kind=FaultKind.NODE,
-        at_s=state.now,
-        seen_by=PLATFORM,
-        detail=detail,
+        FaultKind.NODE,
+        state.now,
+        PLATFORM,
+        detail,
         node=event.node,
         generation=state.generation,
         level=FaultLevel.SUB_HEALTH,

@@ -183,14 +183,7 @@ def ask_for_clocks(state: JobState) -> None:
 def fault_of(state: JobState, holder: Holder, kind: FaultKind, detail: str) -> FaultReport:
     """Return a fault of the process that holds a rank, as the controller sees it now."""
     return FaultReport(
-        kind=kind,
-        at_s=state.now,
-        seen_by=CONTROLLER,
-        detail=detail,
-        rank=holder.rank,
-        node=holder.node,
-        generation=state.generation,
-        incarnation=holder.incarnation,
+        kind, state.now, CONTROLLER, detail, holder.rank, holder.node, state.generation, holder.incarnation
     )
 
 

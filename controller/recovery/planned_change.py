@@ -133,8 +133,8 @@ def _begin_drain(state: JobState) -> None:
         leaves = "the world continues without it" if shrinks else f"its ranks move to {spare}"
         unwell.note = leaves if why_not is None or restarts else why_not
         if planned.current is None and restarts:
-            what, left = planned.what_is_wrong(name), state.nodes_needed - 1
-            decision = move_all(name, spare, left, unwell.report, what=what)
+            what = planned.what_is_wrong(name)
+            decision = move_all(name, spare, state.nodes_needed - 1, unwell.report, what=what)
             planned.current = PlannedChange(unwell.report, decision, (), name, spare, restarts=True)
         elif planned.current is None and why_not is None:
             _start_newcomers(state, name, spare, ranks, question, going=going)

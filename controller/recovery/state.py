@@ -181,8 +181,7 @@ class Newcomer:
 class PlannedChange:
     """The ranks of `node` move to `spare`; or, without them, the world grows to `nodes` nodes.
 
-    `awaiting`: newcomers that have not reached their train function. `restarts`: all processes are, without `node`; and
-    where there is no `spare` in a smaller world.
+    `awaiting`: newcomers that have not reached their train function. `restarts`: all processes are, without `node`.
     """
 
     report: FaultReport

@@ -3,7 +3,7 @@
 Runs under `midstep run`: `ruled.py RECORDS STEPS STEP_S BAD`, where BAD is JSON: `rank` meets its `batches`, which are
 counted over all epochs, and reports a loss that is no number, `times` times. `leave_out`: nobody meets these batches
 at all, as in a run whose data never had them. `fails`: what the rank does instead: it raises (`oom`), prints a line
-(`prints`), or prints one and exits (`exits`).
+(`prints`), prints one and exits (`exits`), or takes longer (`dawdles`).
 
 Each rank writes down the batches of the steps that were committed (`drawn.RANK`).
 """
@@ -19,6 +19,8 @@ import torch
 from training import Trained, augmented, wait_at_gate  # type: ignore[import-not-found]
 
 import midstep
+
+DAWDLES_S = 0.5
 
 
 class Bad:
@@ -66,6 +68,8 @@ def train(records: Path, steps: int, step_s: float, given: dict[str, Any]) -> No
                 print(f"link 3 of rank {os.environ['RANK']} is down", flush=True)
                 if given["fails"] == "exits":
                     os._exit(3)
+            if given.get("fails") == "dawdles" and bad.meets(batch):
+                time.sleep(DAWDLES_S)
             trained.backward(loss)
             time.sleep(max(0.0, step_s - (time.monotonic() - began_s)))
             step.report(

@@ -152,6 +152,18 @@ def test_lines_that_are_only_reported_change_nothing(start_job: StartJob, with_a
 
 
 @pytest.mark.soak
+def test_a_throughput_that_is_too_low_for_a_while_is_reported_once(start_job: StartJob, with_all: Job) -> None:
+    """Of all ranks, as they wait for each other; one slow step alone is nothing."""
+    rules = [{"name": "too_slow", "value": "samples", "slow": {"per_second": 20, "for_s": 1.2}, "then": "report"}]
+    dawdling = {"rank": 1, "batches": [4, *range(9, 14)], "fails": "dawdles"}
+    job = ruled(start_job, dawdling, policy={"rules": rules}, step_s=0.02)
+    report = finish(job)
+    assert not report["incidents"]
+    assert report["rules"]["too_slow"]["times"] == 1
+    assert_as(job, with_all)
+
+
+@pytest.mark.soak
 def test_what_does_not_help_so_often_in_a_row_stops_the_job(start_job: StartJob) -> None:
     job = ruled(start_job, {"rank": 3, "batches": [8, 9, 10]}, {"then": "skip_batch", "at_most": 2})
     assert job.wait() == DO_NOT_REQUEUE, job.said()

@@ -252,6 +252,14 @@ def test_a_lack_of_memory_leaves_out_what_the_step_before_has_taken() -> None:
     assert {each.part.leave_out for each in rejoin} == {LeaveOut(1, 0)}
 
 
+def test_a_rule_that_reports_is_counted_once_however_many_ranks_say_so() -> None:
+    """A throughput is low on all ranks, as they wait for each other; one may notice it a step later."""
+    cluster = job(as_report(A_NUMBER))
+    for rank, step in ((0, 8), (1, 9), (2, 8), (3, 9), (1, 12)):
+        cluster.feed(broken(cluster, rank, step, "loss is nan"))
+    assert cluster.machine.status(cluster.now).rules.tallies["a_number"].times == 2
+
+
 def test_a_rule_that_reports_is_counted_and_stops_nothing() -> None:
     cluster = job(as_report(A_NUMBER))
     assert cluster.feed(broken(cluster, 1, detail="loss is nan")) == []
