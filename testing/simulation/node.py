@@ -73,6 +73,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.broken = False  # it is reported as a whole, so all processes on it are at fault
         self.wrong_ranks: set[int] = set()  # whose device here gets each update wrong, with nothing reported
         self.wrong_gradients: set[int] = set()  # whose device here computes each gradient wrong, likewise
+        self.cable_s = 0.0  # how much longer data of a step is on its way, to it and from it
         self.leaving = False
         self.store_frozen = False
         self._skew_s = SKEWS_S[len(world.agents) % len(SKEWS_S)]

@@ -4,6 +4,7 @@ Session, rank state, step order and loop are the product's; the thread is played
 count of updates in it, so that mixed-up state shows; the simulation judges by it.
 """
 
+import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from ...protocol.types import (
     FaultKind,
     FaultLevel,
     FaultReport,
+    LinkUse,
     RankProgress,
     StepTimes,
     rank_address,
@@ -48,6 +50,34 @@ TORN = -2  # in one whose update ended halfway
 ARRIVING = -3  # and in one that is being overwritten by a repair
 DIRECTORY = "/checkpoints"
 Part = str | int  # a shard, or the rank of a rank-local state
+ON_ITS_WAY_S = (0.002, 0.006)  # that data of a step is, from one machine to the next; as uneven as where cores are busy
+SENT_BYTES = 1_000_000
+
+
+class PlayedLinks:
+    """The traffic of a process with the next one in a ring, as the kernel of its machine counts it."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._chance = random.Random(f"{process.world.seed} {process.rank}.{process.incarnation} links")
+        self._sums: dict[str, tuple[int, int]] = {}  # by the machine at the other end
+
+    def send(self) -> float:
+        """Book what is sent in a step; return how much longer its collective takes for slow cables at both ends."""
+        process = self._process
+        neighbours = [each for each in process.world.living() if each.rank == (process.rank + 1) % process.world_size]
+        here, there = process.agent, max(neighbours, key=lambda each: each.incarnation, default=process).agent
+        if here is there:
+            return 0.0
+        late_s = here.cable_s + there.cable_s
+        busy_us, sent_bytes = self._sums.get(there.name, (0, 0))
+        busy_us += round(1e6 * (self._chance.uniform(*ON_ITS_WAY_S) + late_s))
+        self._sums[there.name] = busy_us, sent_bytes + SENT_BYTES
+        return late_s
+
+    def uses(self) -> tuple[LinkUse, ...]:
+        """Return what the agent reads."""
+        return tuple(LinkUse(self._process.agent.name, there, *counts) for there, counts in self._sums.items())
 
 
 class Process(FakeProcess, PlayedThread):
@@ -70,6 +100,7 @@ class Process(FakeProcess, PlayedThread):
         self.audits = PlayedAudits(self)
         self.own, self.times = OwnTime(), StepTimes(0, 0, 0, 0)
         self.own.stage = 0
+        self.links = PlayedLinks(self)
         self.copied_rank: int | None = None  # the rank whose buddy this one is
         self._said: list[m.RankReady | m.RankQuiesced] = []
         self._waiting: Callable[[Order], None] | None = None  # what lets the train thread go on with an order
@@ -161,7 +192,7 @@ class Process(FakeProcess, PlayedThread):
             rank=self.rank, incarnation=self.incarnation, generation=self.session.generation, step=self.standing.count,
             activity=self.activity, collectives=self.collectives, activity_age_s=now - self.since_s,
             step_age_s=now - self.step_since_s, median_step_s=0.1, suspended=self.suspended,
-            times=self.times if self.times.steps else None,
+            times=self.times if self.times.steps else None, links=self.links.uses() if self.times.steps else (),
         )  # fmt: skip
 
     def _transmit(self, envelope: m.Envelope) -> None:

@@ -102,6 +102,8 @@ class TrainFunction:
         group = yield from process.enter(Activity.COLLECTIVE)
         process.integrity.computes(group, index)
         process.audits.computes(group, index)
+        if world.plays_times and (late_s := process.links.send()):
+            yield process.sleep(late_s)
         yield lambda go: group.enter(("gradients", index), process, lambda: go(None))
         process.in_collective = False
         process.integrity.computed(group, index)

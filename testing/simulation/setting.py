@@ -157,13 +157,13 @@ def with_copies(setting: Setting, chance: random.Random) -> Setting:
     return msgspec.structs.replace(setting, policy=policy, replicas=chance.choice((1, 1, setting.replicas)))
 
 
-def with_slow_ranks(setting: Setting) -> Setting:
+def with_slow_ranks(setting: Setting, least_nodes: int = 2) -> Setting:
     """Have slow nodes drained, in a long job with replicas."""
     slow = SlowPolicy(then=SlowAction.DRAIN, for_s=0.0)
     policy = msgspec.structs.replace(default_policy(), slow=slow)
     return msgspec.structs.replace(
-        setting, policy=policy, plain=False, nodes=max(2, setting.nodes), spares=max(1, setting.spares),
-        replicas=max(2, setting.nodes) * setting.ranks_per_node, total_steps=240, slow_checkpoints=False,
+        setting, policy=policy, plain=False, nodes=max(least_nodes, setting.nodes), spares=max(1, setting.spares),
+        replicas=max(least_nodes, setting.nodes) * setting.ranks_per_node, total_steps=240, slow_checkpoints=False,
     )  # fmt: skip
 
 

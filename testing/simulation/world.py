@@ -40,8 +40,8 @@ class SimulatedWorld:
 
     With a `focus` most faults wait for that phase of the job. `plan` draws them, if not as usual. The nodes are in so
     many `racks` that fail together; 0: each is its own failure domain. With `host_copies` ranks take some. With
-    `slow_ranks` heartbeats carry their times, and those that are slow are drained. With `integrity` ranks vote, with
-    `audits` they repeat each other's steps.
+    `slow_ranks` heartbeats carry their times and links, those that are slow are drained, and there are `least_nodes`.
+    With `integrity` ranks vote, with `audits` they repeat each other's steps.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class SimulatedWorld:
         racks: int = 0,
         host_copies: bool = False,
         slow_ranks: bool = False,
+        least_nodes: int = 2,
         integrity: bool = False,
         audits: bool = False,
     ) -> None:
@@ -65,7 +66,7 @@ class SimulatedWorld:
             setting = with_copies(setting, random.Random(f"{seed} copies"))
         self.plays_times = slow_ranks
         if slow_ranks:
-            setting = with_slow_ranks(setting)
+            setting = with_slow_ranks(setting, least_nodes)
         if integrity:
             setting = with_votes(setting, random.Random(f"{seed} votes"))
         if audits:

@@ -13,6 +13,7 @@ from midstep.testing.simulation.world import SimulatedWorld
 
 SEEDS = 40
 IN_EACH_RUN = 4  # of these; the others are long tests
+CABLE_S = 0.1  # at each of the two ends of a link; all else of a step takes as long
 SLOW_AT, WITHIN = 60, 24  # 20 steps, or one round more: they differ as much as from one to five
 
 
@@ -38,8 +39,12 @@ class Slowing:
             world.timeline.after(0.2, lambda: self._look(world, chance))
             return
         victim: Process = chance.choice(sorted(ready, key=lambda each: each.rank))
-        victim.slowness, self.node, self.began = self.times, victim.agent.name, victim.standing.count
+        self._slow_down(victim)
+        self.node, self.began = victim.agent.name, victim.standing.count
         self._watch(world, victim)
+
+    def _slow_down(self, victim: Process) -> None:
+        victim.slowness = self.times
 
     def _watch(self, world: SimulatedWorld, victim: Process) -> None:
         """Note how far the rank is when it is named."""
@@ -49,9 +54,16 @@ class Slowing:
             world.timeline.after(0.05, lambda: self._watch(world, victim))
 
 
-def drains(world: SimulatedWorld) -> list[Incident]:
+class SlowCable(Slowing):
+    """Makes the cable of one machine slow, once its ranks have done some steps."""
+
+    def _slow_down(self, victim: Process) -> None:
+        victim.agent.cable_s = CABLE_S
+
+
+def drains(world: SimulatedWorld, kind: FaultKind = FaultKind.SLOW) -> list[Incident]:
     """Return the incidents in which ranks were moved for being slow."""
-    found = [each for each in world.machine.incidents if each.reports[0].kind is FaultKind.SLOW]
+    found = [each for each in world.machine.incidents if each.reports[0].kind is kind]
     return [each for each in found if each.outcome is not Outcome.DISMISSED]
 
 
@@ -72,6 +84,19 @@ def test_a_slow_rank_is_named_soon_and_drained_with_no_step_repeated(seed: int) 
         each.report for each in world.machine.status(world.timeline.now).faults if each.report.kind is FaultKind.SLOW
     ]
     assert fault.node == slowing.node
+
+
+@pytest.mark.parametrize("seed", seeds(3 * SEEDS))
+def test_a_machine_with_a_slow_cable_is_drained_with_no_step_repeated(seed: int) -> None:
+    """All ranks wait for its links, and none computes more slowly; nobody else is named."""
+    slowing = SlowCable(1.0)
+    world = SimulatedWorld(seed, plan=slowing, slow_ranks=True, least_nodes=3)
+    world.run()
+    (drain,) = drains(world, FaultKind.SLOW_LINK)
+    assert len(world.machine.incidents) == 1
+    assert drain.reports[0].node == slowing.node
+    assert slowing.began < slowing.named <= slowing.began + WITHIN
+    assert drain.steps_lost == 0
 
 
 @pytest.mark.parametrize("seed", seeds(SEEDS))
