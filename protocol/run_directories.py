@@ -25,6 +25,7 @@ PRIVATE_MODE = 0o700
 _MARK_MODE = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MOST_LATE = 10  # times that something was made in a directory while it was removed
 MAX_DEPTH = 16  # directories inside each other; midstep itself makes three
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _Mount = tuple[int, str]
@@ -204,14 +205,26 @@ def _clear(base: int, path: Path, end_leftovers: Callable[[Path], None] = lambda
 
 
 def _discard(base: int, name: str, folder: int) -> list[str]:
-    """Remove a directory whose lock is held; the mark goes last, so that what is cut short can be finished later."""
+    """Remove a directory whose lock is held; the mark goes last, so that what is cut short can be finished later.
+
+    A process of the job that is just ending may make a socket or a file meanwhile. It is removed as well: without the
+    mark nothing would remove the directory any more.
+    """
     left = empty_folder(folder, keep=MARK_NAME)
-    if not left:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(MARK_NAME, dir_fd=folder)
-        with contextlib.suppress(OSError):  # another launcher has put its own in the place of the empty one
+    if left:
+        return left
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(MARK_NAME, dir_fd=folder)
+    for _ in range(MOST_LATE):
+        try:
             os.rmdir(name, dir_fd=base)
-    return left
+        except OSError:
+            if not _same(folder, name, base):  # gone, or another launcher has put its own in the place of the empty one
+                return []
+            left = empty_folder(folder)
+        else:
+            return []
+    return left or ["."]
 
 
 def _new_mark(base: int, name: str) -> int:
