@@ -8,7 +8,7 @@ stopped are quiesced as in any incident, and the step that they were in is repea
 import math
 
 from ...protocol.messages import Quiesce
-from ...protocol.types import Activity, FaultKind, rank_address
+from ...protocol.types import Activity, FaultKind, RankProgress, rank_address
 from .orders import LOOK, ask_for_clocks, faults_of, next_generation, quiesce
 from .state import EXCUSED, JobState, Phase, PlannedChange, Stage
 from .topic import Blame, Decide, HoldRanks, PhaseLimit, ReadClocks, Recs, Rule, Stay, StoppedAtBoundary, Topic
@@ -37,14 +37,12 @@ def _clocks_are_read(state: JobState) -> Recs:
     if change is None or not (change.looking or change.stage is Stage.READING):
         state.clocks.forget()
         return None
-    if change.looking:
-        return _judge(state, change)
-    return _choose(state, change)
+    return _judge(state, change) if change.looking else _choose(state, change)
 
 
 def _choose(state: JobState, change: PlannedChange) -> Recs:
     read = [clock for clock in state.clocks.take().values() if clock.generation == state.generation]
-    clocks = [clock for clock in read if clock.activity is not Activity.FINISHED and not clock.suspended]
+    clocks = [clock for clock in read if clock.activity is not Activity.FINISHED and not _held_up(clock)]
     if len(clocks) < state.world.size:
         return None  # somebody is not in its train function now; asked again when the time for the reading is over
     median_s = max(LEAST_STEP_S, max(clock.median_step_s for clock in clocks) or UNKNOWN_STEP_S)
@@ -57,6 +55,11 @@ def _choose(state: JobState, change: PlannedChange) -> Recs:
     training_s = (change.after_step - min(steps)) * median_s * state.policy.stall.factor
     state.enter(training_s + state.policy.stall.grace_s + state.policy.deadlines.quiesce_s)
     return None
+
+
+def _held_up(clock: RankProgress) -> bool:
+    """Return whether a process is stopped, and not only for a moment, as one is that has a share of its core."""
+    return clock.suspended and clock.activity_age_s > max(LEAD_S, clock.median_step_s)
 
 
 def _stopped(state: JobState, _: StoppedAtBoundary | None = None) -> Recs:
@@ -92,9 +95,8 @@ def _over_time(state: JobState) -> Recs:
 def _judge(state: JobState, change: PlannedChange) -> Recs:
     """Wait on for who writes a checkpoint or has paused its clock; who hangs otherwise is not waited for."""
     change.looking = False
-    on_their_way = state.world.ranks(*NOT_STOPPED)
-    clocks = [clock for clock in state.clocks.take().values() if clock.rank in on_their_way]
-    if not any(clock.activity in EXCUSED for clock in clocks):
+    excused = {clock.rank for clock in state.clocks.take().values() if clock.activity in EXCUSED}
+    if excused.isdisjoint(state.world.ranks(*NOT_STOPPED)):
         return _stop_at_once(state, change)
     state.limit(state.policy.deadlines.quiesce_s)
     return None

@@ -261,11 +261,7 @@ def _act(state: JobState, rule: JobRule, report: FaultReport, step: int, *, open
     elif rule.then is RuleAction.SKIP_BATCH:
         stands = replace(stands, skips=times, unfinished=rule is OUT_OF_MEMORY)
     else:
-        stands, rolled_back, trusted = (
-            replace(stands, back=times),
-            (step, times),
-            max(0, step - rule.steps),
-        )
+        stands, rolled_back, trusted = replace(stands, back=times), (step, times), max(0, step - rule.steps)
     state.rules = replace(state.rules, standing=stands, rolled_back=rolled_back)
     return [do.RepeatAsRuled(report, Decision(Rung.RETRY_STEP, f"{text}: {what}"), trusted, opens)]
 

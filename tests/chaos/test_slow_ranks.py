@@ -19,8 +19,9 @@ from midstep.protocol.incidents import JobStatus, RankStatus
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
+from .divided import BATCH
 from .jobs import PATIENCE_S, ROOMY, Job
-from .test_scaling import BATCH, DIVIDED, SCALED, in_order, samples_by_step
+from .test_scaling import DIVIDED, SCALED, in_order, samples_by_step
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(400)]
 

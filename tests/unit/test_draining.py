@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from midstep.controller.recovery.boundary import LEAD_S
 from midstep.controller.recovery.events import ControllerStarted, DeadlinePassed
 from midstep.controller.recovery.planned_change import FAILURES, READINGS
 from midstep.controller.recovery.state import Phase
@@ -515,6 +516,28 @@ def test_a_rank_without_a_clock_puts_the_boundary_off(cluster: FakeCluster) -> N
     for _ in range(READINGS - 1):
         assert len(only(cluster.overdue(), ProbeProgress)) == 2
     assert len(only(cluster.overdue(), StopProcess)) == 2
+    assert cluster.machine.phase is Phase.RUNNING
+
+
+def with_stopped_rank(cluster: FakeCluster, activity_age_s: float) -> ProgressReported:
+    """The clocks of node1, of which the kernel has stopped one process."""
+    read = cluster.clocks("node1")
+    stopped_rank = msgspec.structs.replace(read.ranks[0], suspended=True, activity_age_s=activity_age_s)
+    return msgspec.structs.replace(read, ranks=(stopped_rank, *read.ranks[1:]))
+
+
+def test_a_rank_that_is_stopped_for_a_moment_does_not_put_the_boundary_off(cluster: FakeCluster) -> None:
+    """One that is stopped two thirds of the time is drained for that, and would be found stopped again and again."""
+    get_ready(cluster)
+    bodies = cluster.feed(cluster.clocks("node0"), with_stopped_rank(cluster, LEAD_S))
+    assert [order.rank for order in only(bodies, Quiesce)] == [0, 1, 2, 3]
+
+
+def test_a_rank_that_stays_stopped_puts_the_boundary_off(cluster: FakeCluster) -> None:
+    """It could not stop at the boundary; its clock is read again when some time has passed."""
+    get_ready(cluster)
+    assert cluster.feed(cluster.clocks("node0"), with_stopped_rank(cluster, LEAD_S + 0.1)) == []
+    assert len(only(cluster.overdue(), ProbeProgress)) == 2
     assert cluster.machine.phase is Phase.RUNNING
 
 
