@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ..adapters.mindio.package import refuse_beside, refuse_installed
+from ..adapters.mindio.script_checkpoints import folder_of, variables_of
 from ..controller.journal.reading import read_founding, read_status
 from ..controller.journal.records import Founding
 from ..controller.journal.sqlite_file import HEAD_NAME, journal_path
@@ -169,7 +170,7 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
         given = load_policy(start.policy_file) if start.policy_file else default_policy()
     policy = _with_few_nodes(given, start)
     policy = _on_device(policy, start)
-    policy = with_mindio(policy, _folder_of(start)) if start.mindio else policy
+    policy = with_mindio(policy, _folder_of(start), loads=_loads_from(start) is not None) if start.mindio else policy
     if start.stop_grace_s is not None:
         deadlines = msgspec.structs.replace(policy.deadlines, stop_grace_s=start.stop_grace_s)
         policy = msgspec.structs.replace(policy, deadlines=deadlines)
@@ -200,7 +201,7 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
         command=start.command,
         is_module=start.is_module,
         no_python=start.no_python,
-        environment={**needed, **start.environment, **mindio_environment(start.mindio), **_of_trainjob(policy)},
+        environment={**needed, **start.environment, **_of_mindio(start), **_of_trainjob(policy)},
         working_directory=str(start.working_directory or Path.cwd()),
         job_directory=str(directory),
         world_size=start.nodes * start.ranks_per_node,
@@ -357,18 +358,20 @@ def unwritable(directory: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.")
 
 
-def with_mindio(policy: Policy, folder: Path) -> Policy:
+def with_mindio(policy: Policy, folder: Path, *, loads: bool = False) -> Policy:
     """Return the policy of such a job, whose script is in `folder`. Its groups and checkpoints are the framework's own.
 
+    `loads`: it is known where its checkpoints lie, so that all ranks can be told to load one.
     Raises ConfigurationError if another mindio_ttp is installed here, or lies beside the script.
     """
     refuse_installed()
     refuse_beside(folder)
+    usable = {RestoreSource.REPLICA, *([RestoreSource.CHECKPOINT] if loads else [])}
     return msgspec.structs.replace(
         policy,
         communicator=msgspec.structs.replace(policy.communicator, name=EXTERNAL),
         checkpoint=msgspec.structs.replace(policy.checkpoint, every_steps=0),
-        restore=(RestoreSource.REPLICA,),
+        restore=tuple(each for each in policy.restore if each in usable) or (RestoreSource.REPLICA,),
     )
 
 
@@ -376,9 +379,13 @@ def _of_trainjob(policy: Policy) -> dict[str, str]:
     return {env.TRAINJOB_REPORTED: "1"} if policy.trainjob.report else {}
 
 
-def mindio_environment(wanted: bool) -> dict[str, str]:
-    """Return the variables by which the ranks find the package."""
-    return {env.MINDIO: "1"} if wanted else {}
+def _of_mindio(start: Start) -> dict[str, str]:
+    """Return the variables by which the ranks find the package, and the script's checkpoints."""
+    return {env.MINDIO: "1", **variables_of(_loads_from(start))} if start.mindio else {}
+
+
+def _loads_from(start: Start) -> Path | None:
+    return folder_of(start.command, start.environment, (start.working_directory or Path.cwd()).absolute())
 
 
 def let_nodes_join(keys: Path, token: FullToken, job: str) -> None:

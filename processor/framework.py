@@ -224,6 +224,15 @@ class Informed(Protocol):
 
 
 @runtime_checkable
+class LoadsItself(Protocol):
+    """A framework whose script writes checkpoints and loads them, in its own part of **repair**."""
+
+    def loadable(self) -> tuple[int, ...]:
+        """Return the steps of the checkpoints that the script would load now. For barrier one."""
+        ...
+
+
+@runtime_checkable
 class Trailing(Protocol):
     """A framework with values that the script may change between `capture_local` and its next step.
 

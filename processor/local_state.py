@@ -202,6 +202,11 @@ class LocalStateCopies:
         return self._black_box.read_local(step) if rank == self._rank else self._black_box.read_peer(rank, step)
 
 
+def framework_part(blob: bytes) -> bytes:
+    """Return the framework's part of a local state, any rank's. Raises StateUnreadable."""
+    return _decoded(blob).framework
+
+
 def _decoded(blob: bytes) -> _Parts:
     try:
         return _DECODER.decode(blob)

@@ -16,7 +16,7 @@ from ..protocol.types import CheckpointFormat, InjectionPoint, RepairPart, Resto
 from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
-from .framework import Expectant, Informed, Rescalable
+from .framework import Expectant, Informed, LoadsItself, Rescalable
 from .rank_loop import NOTHING, ReceivedBytes
 from .step_order import STORED
 from .transfer import EarlyTransfers, adopt, run_transfers
@@ -98,6 +98,8 @@ class RecoveryPhases:
         settings = self._runtime.settings
         foreign = settings.checkpoint_format is CheckpointFormat.DCP
         checkpoints, trace = survey(settings.checkpoint_directory, patience_s, foreign=foreign)
+        if isinstance(self._framework, LoadsItself):
+            checkpoints = self._framework.loadable()
         report = self._step_state.report(shards, local_states, checkpoints, trace)
         self._held = frozenset(hold.shard_id for hold in report.holds)
         return self._copies.reported(report)
@@ -147,7 +149,8 @@ class RecoveryPhases:
     def _restoring(self, order: Rejoin) -> AbstractContextManager[None]:
         """Return what surrounds the restoring of the rank-local state: it may be the damaged file of a checkpoint."""
         directory = self._runtime.settings.checkpoint_directory
-        if order.part.restore is not RestoreSource.CHECKPOINT or directory is None:
+        elsewhere = order.part.restore is not RestoreSource.CHECKPOINT or isinstance(self._framework, LoadsItself)
+        if elsewhere or directory is None:
             return nullcontext()
         return archive.restoring_local(directory, order.part.target_step, self._runtime.rank)
 
@@ -183,6 +186,9 @@ class RecoveryPhases:
         runtime, framework, part = self._runtime, self._framework, order.part
         if part.restore in STORED:
             copied = part.restore is RestoreSource.HOST_COPY
+            if isinstance(framework, LoadsItself) and not copied:
+                done.own = self._own.capture()  # as the script's own part of the repair has left it
+                return
             if copied:
                 done.received = ReceivedBytes(self._copies.bring(part))
             done.own = self._copies.load(part.target_step) if copied else self._load(order)

@@ -19,7 +19,7 @@ from ...protocol.errors import Interrupted, RecoveryError
 from ...protocol.types import FaultKind, FaultLevel
 from .device import GroupNames, HandledDevice, await_free_device
 from .recovery import HandlerRecovery
-from .state import HandledState, OptimizerReplicas
+from .state import HandledState, OptimizerReplicas, offset_in
 from .values import ReportState
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class HandlerDriver:
             names=self._names,
         )
         self._state.save = self.recovery.save
+        self._state.noted_offset = lambda: offset_in(runtime)
         self.recovery.use_device = self._use_device
         runtime.device = self._device
         self._names.install()
@@ -127,9 +128,10 @@ class HandlerDriver:
             raise SystemExit(f"the update of step {step} was applied, but cannot be committed: {NOT_ANNOUNCED}")
 
     def loaded(self, step: int) -> None:
-        """Take note of the step that a checkpoint was of."""
+        """Take note of the step that a checkpoint was of, that the script has loaded: at its start, or in a repair."""
         if self._thread is None:
             self._state.agreed(step)
+        self.recovery.loaded_step = step
 
     def finish(self) -> bool:
         """Say that the training function has returned; return False when it has to be called again."""

@@ -72,6 +72,7 @@ class HandlerRecovery:
         self.memory_fault = False
         self.strategy = RepairStrategy.NONE
         self.step = 0  # by the script's count, with which training continues
+        self.loaded_step: int | None = None  # by that count, of the checkpoint that the script has loaded
         self.driver: threading.Thread | None = None
         self.use_device: Callable[[], None] = lambda: None  # of this process, in the thread that calls it
         self._handling = False  # the driver is in a handler that may hang in what a peer has left
@@ -177,6 +178,8 @@ class HandlerRecovery:
         if self._begins():
             return
         offsets = {each.offset for each in self._world if each.offset is not None}
+        if not offsets and self._state.loads_checkpoint:
+            offsets = {self._state.likely_offset}
         if not offsets:
             raise RecoveryError(
                 "no two updates have been committed yet, so MindIO's handlers have nothing to go back to"
@@ -188,15 +191,34 @@ class HandlerRecovery:
             self._handle(HandlerKind.REBUILD_GROUP, replaced, self._handlers.arguments)
 
     def _repair(self, recovery: Recovery) -> None:
-        recovery.default()
         if self._begins():
+            recovery.default()
             return
         self.step = recovery.step + (self._state.offset or 0)
+        if self._state.loads_checkpoint:
+            self._load_checkpoint()
+            recovery.default()
+            return
+        recovery.default()
         info = repair_of(self._runtime.rank, self._world)
         if info is not None:
             need_rebuild = info["repair_type"] in _REBUILDS
             arguments = self._handlers.arguments
             self._handle(HandlerKind.REPAIR, self.step, need_rebuild, info["dst"], info, arguments)
+
+    def _load_checkpoint(self) -> None:
+        """Have the script load its checkpoint, as all ranks do. Raises RecoveryError if it is of another step."""
+        kind = RepairType.RT_LOAD_REBUILD if self._struck else RepairType.RT_LOAD_CKPT
+        lost = sorted(each.rank for each in self._world if each.newcomer or each.struck)
+        types = list(range(max(1, len(self._state.replicas))))
+        info = {"type": types, "repair_type": kind.value, "src": [], "dst": [], "rank_list": []}
+        self.loaded_step = None
+        self._handle(HandlerKind.REPAIR, self.step, self._struck, lost, info, self._handlers.arguments)
+        if self.loaded_step != self.step:
+            said = "has not said by tft_report_load_ckpt_step of which step"
+            if self.loaded_step is not None:
+                said = f"has loaded the one of step {self.loaded_step}"
+            raise RecoveryError(f"the script was to load its checkpoint of step {self.step}, and {said}")
 
     def _roll_back(self, recovery: Recovery) -> None:
         if not self._begins():
@@ -239,7 +261,7 @@ class HandlerRecovery:
 
     def _begins(self) -> bool:
         """Return whether the whole world begins: then there is nothing to bring back, and no handler runs."""
-        return all(each.newcomer for each in self._world)
+        return all(each.newcomer for each in self._world) and not self._state.loads_checkpoint
 
     def _meet(self) -> list[RankPart]:
         runtime, state = self._runtime, self._state

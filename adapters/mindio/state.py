@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...processor.framework import OpenShard
+from ...processor.local_state import framework_part
 from ...protocol.errors import ConfigurationError, RecoveryError, StateUnreadable
 from ...protocol.messages import SaveCheckpoint
-from ...protocol.types import InjectionPoint, RepairPart, ShardHold
-from .values import RepairType
+from ...protocol.types import InjectionPoint, RepairPart, RestoreSource, ShardHold
+from .script_checkpoints import first_step_here, folder_here, newest_step
+from .values import RepairType, is_mindspore
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
+    from ...processor.runtime import Runtime
 
 EVERYTHING = "0/0/0"  # the one shard of a job that has named no replicas: every rank holds all
 
@@ -48,6 +51,7 @@ class HandledState:
         self.confirmed = False  # two updates, or the script itself, have said the same of it
         self.part: RepairPart | None = None
         self.save: Callable[[SaveCheckpoint], tuple[str, str]] = _unset
+        self.noted_offset: Callable[[], int | None] = lambda: None  # in a local state that is kept on this node
         self._random = _random_state()
         self._ledger: Ledger | None = None
 
@@ -74,6 +78,28 @@ class HandledState:
     def sure_offset(self) -> int | None:
         """The offset, once it can be relied upon: the end of a first bracket may have any number."""
         return self.offset if self.confirmed else None
+
+    @property
+    def loads_checkpoint(self) -> bool:
+        """True if the plan has all ranks load the script's checkpoint."""
+        return self.part is not None and self.part.restore is RestoreSource.CHECKPOINT
+
+    @property
+    def likely_offset(self) -> int:
+        """The offset, or where that is not sure what other processes here have noted, or the beginning of the job."""
+        if self.sure_offset is not None:
+            return self.sure_offset
+        noted = self.noted_offset()
+        return first_step_here() if noted is None else noted
+
+    def loadable(self) -> tuple[int, ...]:
+        """Return the step of the script's newest checkpoint, by midstep's count, if it is known.
+
+        A process that is wrong about the count reports another step than the others, so none of them is taken.
+        """
+        folder = None if is_mindspore() else folder_here()
+        step = 0 if folder is None else newest_step(folder) - self.likely_offset
+        return (step,) if step > 0 else ()
 
     def counted(self, offset: int) -> None:
         """Note what the end of an update has said."""
@@ -106,10 +132,7 @@ class HandledState:
 
     def restore_local(self, blob: bytes) -> None:
         """Restore them. Runs after the rollback handler, which may draw."""
-        try:
-            own = msgspec.msgpack.decode(blob, type=_Own)
-        except msgspec.MsgspecError as error:
-            raise StateUnreadable(f"the captured state ({len(blob)} bytes) cannot be read: {error}") from error
+        own = _own(blob)
         if self.offset is None:
             self.offset = own.offset
         if self._random and own.random:
@@ -137,6 +160,22 @@ class HandledState:
 
     def fire_in(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Do nothing: the steps are the script's own, and not known from inside."""
+
+
+def _own(blob: bytes) -> _Own:
+    try:
+        return msgspec.msgpack.decode(blob, type=_Own)
+    except msgspec.MsgspecError as error:
+        raise StateUnreadable(f"the captured state ({len(blob)} bytes) cannot be read: {error}") from error
+
+
+def offset_in(runtime: "Runtime") -> int | None:
+    """Return how the script counts, from the newest local state in this rank's black box: each rank counts alike."""
+    for copy in sorted(runtime.black_box.copies(), key=lambda each: each.step, reverse=True):
+        blob = runtime.local_states.read(copy.rank, copy.step)
+        if blob is not None:
+            return _own(framework_part(blob)).offset
+    return None
 
 
 def _unset(order: SaveCheckpoint) -> tuple[str, str]:

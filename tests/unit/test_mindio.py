@@ -6,13 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from midstep.adapters.mindio import processor
 from midstep.adapters.mindio.driver import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.recovery import action_limit_s
+from midstep.adapters.mindio.script_checkpoints import TRACKER, newest_step
 from midstep.adapters.mindio.state import (
+    HandledState,
     Move,
     OptimizerReplicas,
     RankPart,
@@ -296,9 +299,68 @@ def test_a_script_on_an_npu_that_cannot_be_recovered_is_refused(monkeypatch: pyt
         processor.tft_init_processor(0, 1, enable_local_copy=False)
 
 
-def test_the_ranks_are_told_by_a_variable() -> None:
-    """The package's place is another one on each machine."""
-    from midstep.launch.job import mindio_environment
+def environment_of(
+    tmp_path: Path, *command: str, mindio: bool = True, variables: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables that midstep sets for the ranks of a job with this command."""
+    start = Start(
+        command=("train.py", *command), mindio=mindio, environment=variables or {}, working_directory=tmp_path
+    )
+    wanted = (env.MINDIO, env.SCRIPT_CHECKPOINTS, env.SCRIPT_STEP)
+    return {
+        name: value
+        for name, value in spec_of(start, "job", default_policy(), tmp_path).environment.items()
+        if name in wanted
+    }
 
-    assert mindio_environment(True) == {env.MINDIO: "1"}
-    assert mindio_environment(False) == {}
+
+def test_the_ranks_are_told_by_a_variable(tmp_path: Path) -> None:
+    """The package's place is another one on each machine."""
+    assert environment_of(tmp_path) == {env.MINDIO: "1"}
+    assert environment_of(tmp_path, mindio=False) == {}
+
+
+def test_the_folder_that_the_script_loads_from_is_known_by_its_option_or_a_variable(tmp_path: Path) -> None:
+    """As Megatron reads it; the step with which the job begins is that of the newest checkpoint there."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / TRACKER).write_text("100\n")
+    place = {env.SCRIPT_CHECKPOINTS: str(tmp_path / "saved"), env.SCRIPT_STEP: "100"}
+    assert environment_of(tmp_path, "--lr", "1", "--load", "saved") == {env.MINDIO: "1", **place}
+    assert environment_of(tmp_path, "--load", "other", "--load=saved") == {env.MINDIO: "1", **place}
+    assert environment_of(tmp_path, "--load", mindio=False) == {}
+    named = environment_of(tmp_path, variables={env.SCRIPT_CHECKPOINTS: str(tmp_path / "empty")})
+    assert named == {env.MINDIO: "1", env.SCRIPT_CHECKPOINTS: str(tmp_path / "empty"), env.SCRIPT_STEP: "0"}
+    loads = policy_of(Start(("train.py", "--load", "saved"), mindio=True))
+    assert loads.restore == (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
+    only = msgspec.structs.replace(default_policy(), restore=(RestoreSource.REPLICA,))
+    assert policy_of(Start(("train.py", "--load", "saved"), mindio=True, policy=only)).restore == only.restore
+    local = msgspec.structs.replace(default_policy(), restore=(RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT))
+    local = policy_of(Start(("train.py", "--load", "saved"), mindio=True, policy=local))
+    assert local.restore == (RestoreSource.CHECKPOINT,)
+
+
+@pytest.mark.parametrize("text", ["", "release", "-3", "9" * 33])
+def test_a_file_without_a_number_names_no_checkpoint(text: str, tmp_path: Path) -> None:
+    """Megatron writes "release" for weights that were converted."""
+    (tmp_path / TRACKER).write_text(text)
+    assert newest_step(tmp_path) == 0
+
+
+def test_a_rank_reports_the_scripts_checkpoint_by_midsteps_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new process counts as the local states on its node do, else as the job began."""
+    (tmp_path / TRACKER).write_text("110")
+    state = HandledState(0)
+    assert state.loadable() == ()
+    monkeypatch.setenv(env.SCRIPT_CHECKPOINTS, str(tmp_path))
+    monkeypatch.setenv(env.SCRIPT_STEP, "80")
+    assert state.loadable() == (30,)
+    state.noted_offset = lambda: 90
+    assert state.loadable() == (20,)
+    state.agreed(100)
+    assert state.loadable() == (10,)
+    state.agreed(110)
+    assert state.loadable() == ()  # nothing was saved since the job began
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
+    assert HandledState(0).loadable() == ()

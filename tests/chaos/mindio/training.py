@@ -5,7 +5,10 @@ half; parameters are gathered. Arguments: RECORDS STEPS, and a JSON list of faul
 order of their steps: after a kill the next fault of a rank is one of its next process. `where`: before, collective,
 update, barrier. `how`: kill, raise, link, memory, or low (damaged memory that no tensor has). With a further argument,
 `converting`, two changes of the parameters' form are bracketed as updates are, as MindSpeed-LLM does it with
---reuse-fp32-param: before the update and after it, with the number of the step that was committed last.
+--reuse-fp32-param: before the update and after it, with the number of the step that was committed last. With
+`--load FOLDER` a checkpoint is written every five steps, and the newest is loaded as Megatron does, at the start and by
+the repair handler. After it `alone`: no rank is a replica of another; `lies`: the handler says another step than the
+one that it has loaded.
 """
 
 import json
@@ -41,6 +44,7 @@ from mindio_ttp.framework_ttp import (  # noqa: E402
     tft_register_rollback_handler,
     tft_register_save_ckpt_handler,
     tft_register_stop_handler,
+    tft_report_load_ckpt_step,
     tft_set_dp_group_info,
     tft_set_optimizer_replica,
     tft_start_processor,
@@ -55,6 +59,9 @@ PERSISTENT = 3
 RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CONVERTING = sys.argv[4:] == ["converting"]
+FOLDER = Path(sys.argv[5]) if sys.argv[4:5] == ["--load"] else None
+ALONE, LIES = "alone" in sys.argv[6:], "lies" in sys.argv[6:]
+SAVED_EVERY = 5
 LIFE = int(os.environ["MIDSTEP_INCARNATION"])
 
 
@@ -135,8 +142,14 @@ def rebuild_callback(fault_ranks: list[int], train_args: Any, ctx: Any) -> None:
 def repair_callback(  # noqa: PLR0917
     step: int, need_rebuild: bool, error_ranks: list[int], repair_info: dict[str, Any], train_args: Any, ctx: Any
 ) -> None:
-    """Send or receive a half."""
+    """Send or receive a half, or load a checkpoint with all others."""
     note("repair", step, need_rebuild, error_ranks, repair_info, len(train_args), ctx)
+    if repair_info["repair_type"] in {RepairType.RT_LOAD_CKPT.value, RepairType.RT_LOAD_REBUILD.value}:
+        dist.barrier(group=GROUPS.world)  # Megatron's timers have one
+        fail_in_load()
+        load()
+        tft_report_load_ckpt_step(MODEL.iteration - LIES)
+        return
     group = dist.new_group(repair_info["rank_list"], backend=BACKEND, use_local_synchronization=True)
     for kind, source, destination in zip(repair_info["type"], repair_info["src"], repair_info["dst"], strict=True):
         assert kind == OptimizerType.ATTENTION.value
@@ -146,6 +159,44 @@ def repair_callback(  # noqa: PLR0917
             else:
                 dist.recv(tensor, source, group=group)
     dist.destroy_process_group(group)
+
+
+def tracker() -> Path:
+    """Return the file that names the newest checkpoint."""
+    assert FOLDER is not None
+    return FOLDER / "latest_checkpointed_iteration.txt"
+
+
+def save() -> None:
+    """Write a checkpoint, and name it when all have written theirs, as Megatron does."""
+    assert FOLDER is not None
+    place = FOLDER / f"iter_{MODEL.iteration:07d}"
+    place.mkdir(parents=True, exist_ok=True)
+    state = {"parameters": MODEL.parameters, "moments": MODEL.moments, "random": torch.get_rng_state()}
+    torch.save(state, place / f"{RANK}.pt")
+    dist.barrier(group=GROUPS.world)
+    if RANK == 0:
+        tracker().write_text(str(MODEL.iteration))
+    dist.barrier(group=GROUPS.world)
+
+
+def load() -> None:
+    """Load the newest checkpoint, random numbers too."""
+    assert FOLDER is not None
+    step = int(tracker().read_text())
+    state = torch.load(FOLDER / f"iter_{step:07d}" / f"{RANK}.pt")
+    MODEL.parameters.copy_(state["parameters"])
+    MODEL.moments.copy_(state["moments"])
+    torch.set_rng_state(state["random"])
+    MODEL.iteration = step
+
+
+def fail_in_load() -> None:
+    """End the first process of this rank that loads in a repair, where that is asked for."""
+    mark = RECORDS / f"loading.{RANK}"
+    if [RANK, "load"] in FAULTS and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rollback_callback(step: int, train_args: Any, ctx: Any) -> None:
@@ -243,6 +294,8 @@ def step_once() -> None:
     with (RECORDS / f"steps.{RANK}").open("a") as file:
         print(MODEL.iteration - FIRST, loss.hex(), MODEL.parameters.numpy().tobytes().hex()[:64], file=file)
     MODEL.iteration += 1
+    if FOLDER is not None and (MODEL.iteration - FIRST) % SAVED_EVERY == 0:
+        save()
 
 
 @tft_exception_handler  # type: ignore[untyped-decorator, unused-ignore]
@@ -263,7 +316,8 @@ def main() -> None:
     tft_start_processor("127.0.0.1", 8000)
     MODEL.rebooting = tft_is_reboot_node()
     GROUPS.make()
-    tft_set_optimizer_replica(RANK, [{"rank_list": list(range(WORLD)), "replica_cnt": WORLD // 2, "replica_shift": 0}])
+    replicas = 1 if ALONE else WORLD // 2
+    tft_set_optimizer_replica(RANK, [{"rank_list": list(range(WORLD)), "replica_cnt": replicas, "replica_shift": 0}])
     tft_set_dp_group_info(RANK, list(range(WORLD)))
     tft_register_stop_handler(stop_callback)
     tft_register_clean_handler(clean_callback)
@@ -272,6 +326,8 @@ def main() -> None:
     tft_register_rollback_handler(rollback_callback)
     tft_register_save_ckpt_handler(save_callback)
     tft_register_rename_handler(rename_callback)
+    if FOLDER is not None and tracker().exists() and not MODEL.rebooting:
+        load()
     end = train(MODEL, STEPS)
     state = torch.cat([MODEL.parameters, MODEL.moments.flatten(), torch.rand(4)])
     (RECORDS / f"end.{RANK}.json").write_text(

@@ -1,0 +1,129 @@
+"""A script that knows mindio_ttp loses every copy of something: all ranks load its own checkpoint, and live on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..comparing import assert_same_steps, finish
+from ..jobs import RANKS, ROOMY, Job, Record
+from .test_training import ARGUMENTS, FIRST, NO_CONTEXT, SCRIPT, STEPS, Fault, calm, handlers
+
+__all__ = ["calm"]  # the fixture
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+BEGUN = 10  # steps that an earlier job has trained, and saved at its end
+SAVED_EVERY = 5
+LOAD, LOAD_REBUILT = 5, 6
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The folder of a training that was begun by another job."""
+    folder = tmp_path / "saved"
+    job = start(tmp_path / "begun", folder, steps=BEGUN)
+    try:
+        job.wait()
+        assert not finish(job)["incidents"], job.said()
+    finally:
+        job.close()
+    return folder
+
+
+def start(root: Path, folder: Path, *how: str, faults: Any = (), steps: int = STEPS, **options: Any) -> Job:
+    """Start a job whose script loads what is in the folder."""
+    arguments = [str(root / "records"), str(steps), json.dumps(faults), "--load", str(folder), *how]
+    given = {"nodes": 1, "ranks_per_node": RANKS, **options}
+    return Job(root, script=SCRIPT, arguments=arguments, policy=ROOMY, options=["--mindio"], **given)
+
+
+def loads(job: Job, rank: int, life: int = 1) -> list[list[Any]]:
+    """Return the arguments of the repair handler in a process, the names of kinds and ranks left out."""
+    calls = [call[2:] for call in handlers(job, rank, life) if call[0] == "repair"]
+    for step, rebuilt, _, info, *rest in calls:
+        assert info == {
+            "type": [0],
+            "repair_type": LOAD_REBUILT if rebuilt else LOAD,
+            "src": [],
+            "dst": [],
+            "rank_list": [],
+        }
+        assert rest == [ARGUMENTS, NO_CONTEXT], step
+    return [call[:3] for call in calls]
+
+
+def assert_ended_alike(job: Job, calm: Record) -> None:
+    """Each step was done with the bits of the undisturbed training, and so are the ends."""
+    record = job.record()
+    assert {rank: end["state"] for rank, end in record.ends.items()} == {
+        rank: end["state"] for rank, end in calm.ends.items()
+    }
+    assert_same_steps(record, calm)
+
+
+def test_where_no_copy_is_left_all_load_the_scripts_checkpoint_and_live_on(
+    calm: Record, saved: Path, tmp_path: Path
+) -> None:
+    """Both holders of a half are killed, twice; the first time one of the new processes, too, while it loads."""
+    kills: list[Fault] = [
+        (rank, step, "before", "kill") for step, ranks in ((17, (1, 3)), (22, (0, 2))) for rank in ranks
+    ]
+    job = start(tmp_path, saved, faults=[*kills, (1, "load")])
+    try:
+        job.wait()
+        incidents = finish(job)["incidents"]
+    finally:
+        job.close()
+    assert [set(each["replaced"]) for each in incidents] == [{1, 3}, {0, 2}], job.said()
+    assert all(each["healthy_pids_kept"] for each in incidents)
+    assert [each["resumed_step"] for each in incidents] == [5, 10]
+    assert_ended_alike(job, calm)
+
+
+def test_a_lost_node_and_damaged_memory_without_replicas_cost_no_living_process(
+    calm: Record, saved: Path, tmp_path: Path
+) -> None:
+    """The new processes are on a node that has nothing of the job's; memory that was damaged is made anew."""
+    job = start(
+        tmp_path,
+        saved,
+        "alone",
+        faults=[(0, 22, "before", "memory")],
+        nodes=2,
+        ranks_per_node=RANKS // 2,
+        spares=1,
+        gates=[17],
+    )
+    try:
+        job.held_at(17)
+        job.kill_node("node1")
+        job.open_gate(17)
+        job.wait()
+        incidents = finish(job)["incidents"]
+    finally:
+        job.close()
+    assert [set(each["replaced"]) for each in incidents] == [{2, 3}, set()], job.said()
+    assert all(each["healthy_pids_kept"] for each in incidents)
+    assert [each["resumed_step"] for each in incidents] == [5, 10]
+    assert loads(job, 0) == [[FIRST + 15, False, [2, 3]], [FIRST + 20, True, [0]]]
+    assert loads(job, 1)[1] == loads(job, 2, 2)[1] == [FIRST + 20, False, [0]]
+    assert_ended_alike(job, calm)
+
+
+@pytest.mark.soak
+def test_a_script_that_loads_another_step_than_planned_is_started_again(
+    calm: Record, saved: Path, tmp_path: Path
+) -> None:
+    """Otherwise midstep would count other steps than the script does."""
+    kills = [(rank, 17, "before", "kill") for rank in (1, 3)]
+    job = start(tmp_path, saved, "lies", faults=kills)
+    try:
+        job.wait()
+        (incident,) = finish(job)["incidents"]
+    finally:
+        job.close()
+    assert "of step 115, and has loaded the one of step 114" in json.dumps(incident), job.said()
+    assert set(incident["replaced"]) == set(range(RANKS))
+    assert_ended_alike(job, calm)
