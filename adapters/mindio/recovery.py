@@ -260,12 +260,17 @@ class HandlerRecovery:
     # --- what all ranks know of each other ----------------------------------------------------------------------------
 
     def _begins(self) -> bool:
-        """Return whether the whole world begins: then there is nothing to bring back, and no handler runs."""
-        return all(each.newcomer for each in self._world) and not self._state.loads_checkpoint
+        """Return whether the whole world begins: then there is nothing to bring back, and no handler runs.
+
+        Its script loads a checkpoint by itself, but for a process that takes the place of another one meanwhile.
+        """
+        loads = self._state.loads_checkpoint and any(each.reboots for each in self._world)
+        return all(each.newcomer for each in self._world) and not loads
 
     def _meet(self) -> list[RankPart]:
         runtime, state = self._runtime, self._state
-        mine = RankPart(runtime.rank, self.newcomer, self._struck, state.sure_offset, state.moves())
+        reboots = self.newcomer and not runtime.connected
+        mine = RankPart(runtime.rank, self.newcomer, reboots, self._struck, state.sure_offset, state.moves())
         blobs = gather(runtime.communicator, runtime.rank, runtime.world_size, msgspec.msgpack.encode(mine))
         return [msgspec.msgpack.decode(blob, type=RankPart) for blob in blobs]
 

@@ -213,10 +213,14 @@ class Move(msgspec.Struct, frozen=True, order=True):
 
 
 class RankPart(msgspec.Struct, frozen=True):
-    """A rank's message to all others once it is linked to them. `offset`: the script's steps less midstep's."""
+    """A rank's message to all others once it is linked to them. `offset`: the script's steps less midstep's.
+
+    `reboots`: the process takes the place of another one, and knows it, so it has loaded nothing at its start.
+    """
 
     rank: int
     newcomer: bool
+    reboots: bool
     struck: bool
     offset: int | None
     moves: tuple[Move, ...]

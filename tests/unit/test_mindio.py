@@ -37,7 +37,7 @@ SEND, UCE, RECV = 0, 1, 3
 
 def standing(rank: int, *moves: Move, struck: bool = False, newcomer: bool = False) -> RankPart:
     """Return what a rank tells."""
-    return RankPart(rank, newcomer, struck, 0, moves)
+    return RankPart(rank, newcomer, newcomer, struck, 0, moves)
 
 
 # --- replicas ---------------------------------------------------------------------------------------------------------

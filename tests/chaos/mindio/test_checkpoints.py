@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from midstep.cli.main import main
 
 from ..comparing import assert_same_steps, finish
 from ..jobs import RANKS, ROOMY, Job, Record
@@ -97,7 +100,7 @@ def test_a_lost_node_and_damaged_memory_without_replicas_cost_no_living_process(
         gates=[17],
     )
     try:
-        job.held_at(17)
+        job.held_at(17 - BEGUN)
         job.kill_node("node1")
         job.open_gate(17)
         job.wait()
@@ -109,6 +112,26 @@ def test_a_lost_node_and_damaged_memory_without_replicas_cost_no_living_process(
     assert [each["resumed_step"] for each in incidents] == [5, 10]
     assert loads(job, 0) == [[FIRST + 15, False, [2, 3]], [FIRST + 20, True, [0]]]
     assert loads(job, 1)[1] == loads(job, 2, 2)[1] == [FIRST + 20, False, [0]]
+    assert_ended_alike(job, calm)
+
+
+@pytest.mark.soak
+def test_a_node_whose_ranks_have_no_replica_is_drained_by_a_dump(calm: Record, saved: Path, tmp_path: Path) -> None:
+    """It is written between two steps and loaded by all, so no step is lost."""
+    job = start(tmp_path, saved, "alone", "slow", nodes=2, ranks_per_node=RANKS // 2, spares=1, gates=[12])
+    try:
+        job.held_at(12 - BEGUN)
+        done = CliRunner().invoke(main, ["drain", "node1", str(job.directory), "--why", "repairs"])
+        assert done.exit_code == 0, done.output
+        job.until(lambda status: status.phase == "pausing", "a boundary")
+        job.open_gate(12)
+        job.wait()
+        (incident,) = finish(job)["incidents"]
+    finally:
+        job.close()
+    assert (set(incident["replaced"]), incident["steps_lost"]) == ({2, 3}, 0), job.said()
+    assert incident["healthy_pids_kept"]
+    assert [step for step, *_ in loads(job, 0)] == [FIRST + incident["resumed_step"] + BEGUN]
     assert_ended_alike(job, calm)
 
 

@@ -7,8 +7,8 @@ update, barrier. `how`: kill, raise, link, memory, or low (damaged memory that n
 `converting`, two changes of the parameters' form are bracketed as updates are, as MindSpeed-LLM does it with
 --reuse-fp32-param: before the update and after it, with the number of the step that was committed last. With
 `--load FOLDER` a checkpoint is written every five steps, and the newest is loaded as Megatron does, at the start and by
-the repair handler. After it `alone`: no rank is a replica of another; `lies`: the handler says another step than the
-one that it has loaded.
+the repair handler. After it `alone`: no rank is a replica of another; `slow`: steps take a quarter of a second; `lies`:
+the handler says another step than the one that it has loaded.
 """
 
 import json
@@ -60,7 +60,7 @@ RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.arg
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CONVERTING = sys.argv[4:] == ["converting"]
 FOLDER = Path(sys.argv[5]) if sys.argv[4:5] == ["--load"] else None
-ALONE, LIES = "alone" in sys.argv[6:], "lies" in sys.argv[6:]
+ALONE, SLOW, LIES = (each in sys.argv[6:] for each in ("alone", "slow", "lies"))
 SAVED_EVERY = 5
 LIFE = int(os.environ["MIDSTEP_INCARNATION"])
 
@@ -170,14 +170,18 @@ def tracker() -> Path:
 def save() -> None:
     """Write a checkpoint, and name it when all have written theirs, as Megatron does."""
     assert FOLDER is not None
-    place = FOLDER / f"iter_{MODEL.iteration:07d}"
-    place.mkdir(parents=True, exist_ok=True)
-    state = {"parameters": MODEL.parameters, "moments": MODEL.moments, "random": torch.get_rng_state()}
-    torch.save(state, place / f"{RANK}.pt")
+    write(FOLDER / f"iter_{MODEL.iteration:07d}")
     dist.barrier(group=GROUPS.world)
     if RANK == 0:
         tracker().write_text(str(MODEL.iteration))
     dist.barrier(group=GROUPS.world)
+
+
+def write(place: Path) -> None:
+    """Write all that this rank has."""
+    place.mkdir(parents=True, exist_ok=True)
+    state = {"parameters": MODEL.parameters, "moments": MODEL.moments, "random": torch.get_rng_state()}
+    torch.save(state, place / f"{RANK}.pt")
 
 
 def load() -> None:
@@ -214,6 +218,9 @@ def save_callback(step: int, save_info: list[dict[str, Any]], train_args: Any, c
     ranks = save_info[0]["ranks"]
     group = dist.new_group(ranks, backend=BACKEND, use_local_synchronization=True)
     dist.all_reduce(torch.ones(1), group=group)  # a handler may need all that write
+    if FOLDER is not None:
+        write(FOLDER / f"iter_{step:07d}_tmp")
+        return
     place = RECORDS / f"dump.{step}.tmp"
     place.mkdir(exist_ok=True)
     if [RANK, "dump"] in FAULTS:
@@ -224,6 +231,10 @@ def save_callback(step: int, save_info: list[dict[str, Any]], train_args: Any, c
 def rename_callback(step: int, train_args: Any) -> None:
     """Give it its name."""
     note("rename", step, len(train_args))
+    if FOLDER is not None:
+        (FOLDER / f"iter_{step:07d}_tmp").rename(FOLDER / f"iter_{step:07d}")
+        tracker().write_text(str(step))
+        return
     (RECORDS / f"dump.{step}.tmp").rename(RECORDS / f"dump.{step}")
 
 
@@ -268,6 +279,7 @@ def convert() -> None:
 def step_once() -> None:
     """Do one step: gradients of random data, an update of the own half, and the whole gathered."""
     fail("before")
+    time.sleep(0.25 * SLOW)
     data = torch.randn(8, SIZE)  # other numbers on each rank and in each step
     gradient = data.t() @ torch.tanh(data @ MODEL.parameters) / 8
     if is_due("collective"):
