@@ -196,12 +196,13 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
     kinds = [policy.device, *([NPU] if start.mindio else [])]
     wanted = {name: value for kind in kinds for name, value in device_kind(kind).environment.items()}
     needed = {name: value for name, value in wanted.items() if name not in os.environ}
+    reported = {env.TRAINJOB_REPORTED: "1"} if policy.trainjob.report else {}
     return JobSpec(
         job=name,
         command=start.command,
         is_module=start.is_module,
         no_python=start.no_python,
-        environment={**needed, **start.environment, **_of_mindio(start), **_of_trainjob(policy)},
+        environment={**needed, **start.environment, **_of_mindio(start), **reported},
         working_directory=str(start.working_directory or Path.cwd()),
         job_directory=str(directory),
         world_size=start.nodes * start.ranks_per_node,
@@ -373,10 +374,6 @@ def with_mindio(policy: Policy, folder: Path, *, loads: bool = False) -> Policy:
         checkpoint=msgspec.structs.replace(policy.checkpoint, every_steps=0),
         restore=tuple(each for each in policy.restore if each in usable) or (RestoreSource.REPLICA,),
     )
-
-
-def _of_trainjob(policy: Policy) -> dict[str, str]:
-    return {env.TRAINJOB_REPORTED: "1"} if policy.trainjob.report else {}
 
 
 def _of_mindio(start: Start) -> dict[str, str]:
