@@ -88,7 +88,7 @@ def test_a_slow_rank_is_named_soon_and_drained_with_no_step_repeated(seed: int) 
 
 @pytest.mark.parametrize("seed", seeds(3 * SEEDS))
 def test_a_machine_with_a_slow_cable_is_drained_with_no_step_repeated(seed: int) -> None:
-    """All ranks wait for its links, and none computes more slowly; nobody else is named."""
+    """All ranks wait for its links, and none computes more slowly; no other machine is named."""
     slowing = SlowCable(1.0)
     world = SimulatedWorld(seed, plan=slowing, slow_ranks=True, least_nodes=3)
     world.run()

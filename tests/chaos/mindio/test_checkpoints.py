@@ -18,7 +18,6 @@ __all__ = ["calm"]  # the fixture
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 BEGUN = 10  # steps that an earlier job has trained, and saved at its end
-SAVED_EVERY = 5
 LOAD, LOAD_REBUILT = 5, 6
 
 
@@ -88,7 +87,7 @@ def test_where_no_copy_is_left_all_load_the_scripts_checkpoint_and_live_on(
 def test_a_lost_node_and_damaged_memory_without_replicas_cost_no_living_process(
     calm: Record, saved: Path, tmp_path: Path
 ) -> None:
-    """The new processes are on a node that has nothing of the job's; memory that was damaged is made anew."""
+    """New processes are on a node without anything of the job; a rank with damaged memory is told to make it again."""
     job = start(
         tmp_path,
         saved,
