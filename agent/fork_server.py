@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 from importlib.metadata import entry_points
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ..communicators.libraries import HAS_TORCH
 from ..processor.exceptions import patterns_here
@@ -61,22 +61,29 @@ GROUP = "torch.backends"
 
 def main() -> None:
     """Import modules, then fork on demand, until the agent closes the channel."""
-    agent = int(sys.argv[1])
+    agent, end = int(sys.argv[1]), socket.socket(fileno=channel.CHANNEL_FD)
+    end.set_inheritable(False)
+    serve(end, agent, HeldBackBackends())
+
+
+def serve(
+    end: socket.socket, agent: int, held_back: "HeldBackBackends", imported: tuple[str, ...] | None = None
+) -> NoReturn:
+    """Be the fork server of an agent. `imported`: the imports are done, and these have failed."""
     die_with_parent(agent)
     name_process("midstep-forksrv")
     os.setpgid(0, 0)  # a Ctrl-C at the terminal is for the launcher to handle
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    held_back.hold()
     for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")
-    end = socket.socket(fileno=channel.CHANNEL_FD)
-    end.set_inheritable(False)
-    held_back = HeldBackBackends()
-    forked = _serve(end, agent)
+    forked = _serve(end, agent, imported)
     if forked is not None:
         # In a fork, the frames of the fork server are left behind: from here on this is another process.
         from .training_process import wait_for_assignment
 
         wait_for_assignment(forked.end, agent, held_back.load if forked.backends else lambda: None)
+    sys.exit()
 
 
 class _Forked(NamedTuple):
@@ -86,26 +93,40 @@ class _Forked(NamedTuple):
     backends: bool
 
 
-def _serve(end: socket.socket, agent: int) -> _Forked | None:
+def import_modules() -> tuple[str, ...]:
+    """Import all that forks need. Return what cannot be imported, with the reason."""
+    for name in THREAD_LIMITS:
+        os.environ.setdefault(name, "1")
+    importlib.import_module(f"{__package__}.training_process")
+    return _import_all(FIRST_IMPORTS) + _import_all(_later_imports())
+
+
+def _later_imports() -> tuple[str, ...]:
+    return () if os.environ.get(names.PRELOAD) == PRELOAD_STORE else LATER_IMPORTS
+
+
+def _serve(end: socket.socket, agent: int, imported: tuple[str, ...] | None) -> _Forked | None:
     """Carry out what the agent asks for.
 
     Returns, in a forked process, what it is to do; in the fork server, None when the agent has ended.
     """
-    importlib.import_module(f"{__package__}.training_process")
-    failed = _import_all(FIRST_IMPORTS)
-    # The agent asks for its store's process before anything else. It need not wait for the other imports.
-    end.setblocking(False)
-    try:
-        while True:
-            message = channel.receive(end)
-            if message is None:
-                return None
-            forked = _carry_out(message, end, agent)
-            if forked is not None:
-                return forked
-    except BlockingIOError:
-        end.setblocking(True)
-    failed += _import_all(() if os.environ.get(names.PRELOAD) == PRELOAD_STORE else LATER_IMPORTS)
+    failed = imported or ()
+    if imported is None:
+        importlib.import_module(f"{__package__}.training_process")
+        failed = _import_all(FIRST_IMPORTS)
+        # The agent asks for its store's process before anything else. It need not wait for the other imports.
+        end.setblocking(False)
+        try:
+            while True:
+                message = channel.receive(end)
+                if message is None:
+                    return None
+                forked = _carry_out(message, end, agent)
+                if forked is not None:
+                    return forked
+        except BlockingIOError:
+            end.setblocking(True)
+        failed += _import_all(_later_imports())
     with contextlib.suppress(MidstepError):  # the ranks say what is wrong with the file
         patterns_here()
     _report_imports(end, failed)
@@ -191,8 +212,12 @@ class HeldBackBackends:
     def __init__(self) -> None:
         """Have torch load none when it is imported."""
         self._given = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = "0"
         self._wanted = self._given in {None, "1"} and bool(entry_points(group=GROUP))
+        self.hold()
+
+    def hold(self) -> None:
+        """Have torch load none, from now on."""
+        os.environ[VARIABLE] = "0"
 
     def load(self) -> None:
         """Load them as torch does, where torch is imported. What fails is printed, and left to the script."""

@@ -107,7 +107,7 @@ class ForkServerHost:
 
     def _start(self, phase: _Phase) -> None:
         try:
-            pid, end = spawn("fork_server", self._environment)
+            pid, end = _inherited(self._environment) or spawn("fork_server", self._environment)
         except AgentError as error:
             _log.error("no fork server, so each process starts as a new interpreter and imports torch: %s", error)
             self._enter(_Phase.NONE)
@@ -286,6 +286,25 @@ async def receive(end: socket.socket) -> channel.MessageWithFds | None:
                 await readable
             finally:
                 loop.remove_reader(number)
+
+
+_at_hand: tuple[int, socket.socket] | None = None
+
+
+def start_with(pid: int, end: socket.socket) -> None:
+    """Have the first fork server of this process be one that is there already, with this process's environment."""
+    global _at_hand  # noqa: PLW0603 - a process has one
+    _at_hand = pid, end
+
+
+def _inherited(environment: Mapping[str, str]) -> tuple[int, socket.socket] | None:
+    """Return the fork server that is there already. One of another environment is ended instead."""
+    global _at_hand
+    found, _at_hand = _at_hand, None
+    if found is not None and environment != os.environ:
+        found[1].close()  # it ends by that, and this process reaps it
+        found = None
+    return found
 
 
 def spawn(module: str, environment: Mapping[str, str]) -> tuple[int, socket.socket]:

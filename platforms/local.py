@@ -1,7 +1,7 @@
 """The `local` platform: nodes on this machine, each an agent in a session of its own.
 
 Runs in the launcher (`midstep run`), which owns the agents. A pipe tells each agent when the launcher has exited, even
-when it was killed.
+when it was killed. The agents of a job that begins with several nodes are forks of one process (`forked_agents.py`).
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from ..protocol.messages import CreateNode, DeleteNode, EndJob, KillNode, NodeLo
 from ..protocol.own_programs import own_program
 from ..protocol.run_directories import remove_tree
 from ..protocol.types import PLATFORM, node_address
+from .forked_agents import AgentForker, ForkAgent
 from .peer import PlatformPeer
 from .processes import NodeMark, WatchedProcess, kill_tree, open_log
 
@@ -57,10 +58,10 @@ class LocalOptions(msgspec.Struct, frozen=True):
 class _Node:
     """A node: its agent's process, the launcher's end of the pipe to it, and whether it was deleted."""
 
-    def __init__(self, name: str, pipe: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.pipe = pipe
-        self.process: WatchedProcess | None = None
+        self.pipe = -1
+        self.process: WatchedProcess | None = None  # None: it is asked for
         self.deleted = False
         self.kill: asyncio.TimerHandle | None = None
 
@@ -91,6 +92,7 @@ class LocalPlatform:
         self._domain_of = domain_of or str
         self._on_end = on_end
         self._nodes: dict[str, _Node] = {}
+        self._forker: AgentForker | None = None
         self._ending = False
         self._session = max(time.time_ns(), options.session)  # of the agent that was started last
         self._peer = PlatformPeer(
@@ -107,6 +109,11 @@ class LocalPlatform:
         """The pids of the agents that run now, by node."""
         return {node.name: node.process.pid for node in self._nodes.values() if node.process is not None}
 
+    @property
+    def forker(self) -> int | None:
+        """The process of which agents are forked; None where there is none."""
+        return None if self._forker is None else self._forker.pid
+
     def has_ranks(self) -> bool:
         """Return whether a training process runs below the agents: any child that is not one of SERVICES."""
         names_below = set()
@@ -119,13 +126,14 @@ class LocalPlatform:
 
     def start(self, nodes: int) -> None:
         """Start the nodes of a new job, spare ones included: node0, node1, ... Raises PlatformError."""
-        for number in range(nodes):
-            self._create(f"node{number}")
-        self._peer.introduce()
+        self.start_more(f"node{number}" for number in range(nodes))
 
     def start_more(self, names: Iterable[str]) -> None:
         """Start nodes of a job that continues, under names that it never had. Raises PlatformError."""
-        for name in names:
+        wanted = list(names)
+        if len(wanted) > 1:
+            self._begin_to_fork()
+        for name in wanted:
             self._create(name)
         self._peer.introduce()
 
@@ -179,13 +187,18 @@ class LocalPlatform:
     async def close(self) -> None:
         """End all nodes. Returns when their agents have exited, or KILLED_S after the kill that follows `grace_s`."""
         self._ending = True
-        nodes = list(self._nodes.values())
+        nodes, forker = list(self._nodes.values()), self._forker
         for node in nodes:
             self._ask_to_exit(node)
+        if forker is not None:
+            await forker.settled()
         deadline = time.monotonic() + self._options.grace_s + KILLED_S
         for node in nodes:
             if node.process is not None and not await node.process.wait(max(0.0, deadline - time.monotonic())):
                 _log.error("agent %d of %s does not exit after SIGKILL", node.process.pid, node.name)
+        if forker is not None:
+            await forker.ended(KILLED_S)
+            self._forker = None
         self._peer.disconnect()
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -203,24 +216,78 @@ class LocalPlatform:
             JobKeys.add(self._options.keys, node_address(name))
         except ConfigurationError as error:
             raise PlatformError(f"cannot make keys for {name}: {error}") from error
+        node = _Node(name)
         try:
-            theirs, ours = os.pipe()
-        except OSError as error:
-            raise PlatformError(f"the agent of {name} cannot be started: {error}") from error
-        node = _Node(name, ours)
-        try:
-            pid = self._spawn(name, theirs)
+            self._start_agent(node)
         except OSError as error:
             node.end()
             raise PlatformError(f"the agent of {name} cannot be started: {error}") from error
+        self._nodes[name] = node
+
+    def _begin_to_fork(self) -> None:
+        """Start the process of which agents are forked; without it each is a new interpreter."""
+        try:
+            self._forker = AgentForker(
+                self._environment,
+                Path(self._options.log_directory),
+                on_forked=self._forked,
+                on_gone=self._start_without_forks,
+            )
+        except OSError as error:
+            _log.warning("no agent is forked, so each imports torch for itself: %s", error)
+
+    def _start_agent(self, node: _Node) -> None:
+        """Have the agent of a node forked, or start it as a new interpreter. Raises OSError."""
+        node.end()
+        theirs, node.pipe = os.pipe()
+        arguments = self._arguments(node.name)
+        try:
+            with open(open_log(Path(self._options.log_directory) / f"agent-{node.name}.log"), "ab") as output:
+                mark = self._mark(node.name)
+                order = ForkAgent(node.name, arguments, mark.variables, mark.limit)
+                if self._forker is not None and self._forker.fork(order, output.fileno(), theirs):
+                    return
+                with mark.inherited() as marks:
+                    process = subprocess.Popen(
+                        [*own_program("midstep.cli.agent"), *arguments, "--life-fd", str(theirs)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env={**self._environment, **marks},
+                        pass_fds=(theirs,),
+                        start_new_session=True,
+                    )
         finally:
             os.close(theirs)
-        self._nodes[name] = node
-        node.process = WatchedProcess(pid, lambda status: self._ended(node, status))
+        process.returncode = 0  # WatchedProcess reaps it; Popen must not do so too
+        node.process = WatchedProcess(process.pid, lambda status: self._ended(node, status))
 
-    def _spawn(self, name: str, pipe: int) -> int:
+    def _forked(self, name: str, pid: int) -> None:
+        """Take over an agent that was asked for."""
+        node = self._nodes[name]
+        assert self._forker is not None
+        node.process = self._forker.watch(pid, lambda status: self._ended(node, status))
+        if node.deleted or self._ending:
+            self._ask_to_exit(node)
+
+    def _start_without_forks(self) -> None:
+        """Start agents that were asked for and will not be forked."""
+        self._forker = None
+        for node in [each for each in self._nodes.values() if each.process is None]:
+            if node.deleted or self._ending:
+                node.end()
+                del self._nodes[node.name]
+                continue
+            try:
+                self._start_agent(node)
+            except OSError as error:
+                node.end()
+                del self._nodes[node.name]
+                reason = f"its agent cannot be started: {error}"
+                self._peer.post(NodeLost(node=node.name, reason=reason, at_s=time.time()))
+
+    def _arguments(self, name: str) -> tuple[str, ...]:
         options = self._options
-        command = list(own_program("midstep.cli.agent"))
         arguments = {
             "--job": options.job,
             "--controller": self._peer.endpoint,
@@ -229,24 +296,9 @@ class LocalPlatform:
             "--run-dir": options.run_directory,
             "--failure-domain": self._domain_of(name),
             "--host": options.host,
-            "--life-fd": str(pipe),
             "--session": str(self._next_session()),
         }
-        for option, value in arguments.items():
-            command += [option, value]
-        log = Path(options.log_directory) / f"agent-{name}.log"
-        with open(open_log(log), "ab", buffering=0) as output, self._mark(name).inherited() as marks:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**self._environment, **marks},
-                pass_fds=(pipe,),
-                start_new_session=True,
-            )
-        process.returncode = 0  # WatchedProcess reaps it; Popen must not do so too
-        return process.pid
+        return tuple(part for option in arguments.items() for part in option)
 
     def _next_session(self) -> int:
         """Return a number above those of all agents before, also when the clock was set back in between."""

@@ -26,7 +26,7 @@ from ..protocol.private_files import make_private_directory, open_for_appending
 _CODES_OF_SIGNALS = frozenset({os.CLD_KILLED, os.CLD_DUMPED})
 KILL_S = 2.0  # for all marked processes to exit; what takes longer hangs in the kernel
 PAUSE_S = 0.01
-_RLIMIT_LOCKS = 10  # `resource` has no name for it
+RLIMIT_LOCKS = 10  # `resource` has no name for it
 _LOCKS_LINE = "Max file locks"
 _LEAST_LIMIT = 1 << 62  # above any limit that is set for a reason
 STDERR = 2
@@ -93,6 +93,9 @@ class WatchedProcess:
             if result is None:
                 return
             status = -result.si_status if result.si_code in _CODES_OF_SIGNALS else result.si_status
+        self._ended(status)
+
+    def _ended(self, status: int) -> None:
         self.close()
         self.status = status
         self._exited.set()
@@ -171,7 +174,8 @@ class NodeMark:
     def __init__(self, run_directory: Path, node: str) -> None:
         """`run_directory`: the job's, on this machine."""
         self.socket = f"ipc://{run_directory.resolve() / node}/agent.sock"
-        self._limit = _LEAST_LIMIT | (xxhash.xxh3_64_intdigest(self.socket.encode()) >> 3)
+        self.limit = _LEAST_LIMIT | (xxhash.xxh3_64_intdigest(self.socket.encode()) >> 3)
+        self.variables = {names.AGENT_SOCKET: self.socket}
         self._variable = f"{names.AGENT_SOCKET}={self.socket}".encode()
 
     @contextlib.contextmanager
@@ -180,20 +184,19 @@ class NodeMark:
 
         Where the limit may not be set, the variable is the only mark.
         """
-        variables = {names.AGENT_SOCKET: self.socket}
-        before = resource.getrlimit(_RLIMIT_LOCKS)
+        before = resource.getrlimit(RLIMIT_LOCKS)
         try:
-            resource.setrlimit(_RLIMIT_LOCKS, (self._limit, before[1]))
+            resource.setrlimit(RLIMIT_LOCKS, (self.limit, before[1]))
         except (ValueError, OSError) as error:
             _log.warning(
                 "processes that clear their environment may outlive %s: cannot set RLIMIT_LOCKS: %s", self.socket, error
             )
-            yield variables
+            yield self.variables
             return
         try:
-            yield variables
+            yield self.variables
         finally:
-            resource.setrlimit(_RLIMIT_LOCKS, before)
+            resource.setrlimit(RLIMIT_LOCKS, before)
 
     def kill_all(self) -> None:
         """Kill every process with this mark, and what they start meanwhile, within KILL_S."""
@@ -206,7 +209,7 @@ class NodeMark:
 
     def marks(self, pid: int) -> bool:
         """Return whether the process carries the mark. False when it has exited."""
-        return _limit_of(pid) == self._limit or self._variable in _environment_of(pid)
+        return _limit_of(pid) == self.limit or self._variable in _environment_of(pid)
 
     def _sweep(self, deadline: float) -> list[int]:
         """Kill what is marked, and return the pids. Processes that were forked during the sweep are checked, too."""

@@ -27,6 +27,7 @@ from midstep.protocol.types import InjectionPoint, Rendezvous
 from ..chaos.comparing import assert_nobody_harmed, finish
 from ..chaos.conftest import StartJob, device, start_job  # noqa: F401 - fixtures
 from ..chaos.jobs import Job, inject
+from ..chaos.node_processes import agents_of
 from ..contract.gloo.conftest import Rank, Ranks
 from .attack import attack
 
@@ -202,8 +203,7 @@ class Freezer:
     TIMES = MAX_EARLY_EXITS - 2
 
     def __init__(self, job: Job, node: str) -> None:
-        agents = psutil.Process(job.launcher.pid).children(recursive=True)
-        [self._agent] = [each for each in agents if _serves(each, node)]
+        self._agent = agents_of(job.launcher.pid)[node]
         self._stopped: dict[str, set[int]] = {name: set() for name in self.NAMES}
         self._over = threading.Event()
         self._freeze_all()
@@ -226,11 +226,6 @@ class Freezer:
     def close(self) -> None:
         self._over.set()
         self._thread.join(30)
-
-
-def _serves(process: psutil.Process, node: str) -> bool:
-    command = process.cmdline()
-    return "midstep.cli.agent" in command and command[command.index("--node") + 1] == node
 
 
 @pytest.mark.soak

@@ -18,6 +18,7 @@ from midstep.protocol.incidents import JobStatus, Outcome
 from ..chaos.comparing import assert_same_numbers, finish
 from ..chaos.conftest import StartJob
 from ..chaos.jobs import RANKS, ROOMY, STEPS, Job, Record
+from ..chaos.node_processes import agents_of
 from .attack import attack
 
 SEED = 20_251
@@ -62,11 +63,12 @@ class Strike(enum.Enum):
     KILL_STORE = "store killed"
     STOP_STORE = "store stopped"
     KILL_AGENT = "agent killed"
+    KILL_FORKER = "process of which agents were forked killed"
 
 
 # How often each is drawn, in parts of a hundred.
 OFTEN = {
-    Strike.KILL_RANK: 58,
+    Strike.KILL_RANK: 57,
     Strike.STOP_RANK: 6,
     Strike.KILL_CONTROLLER: 8,
     Strike.STOP_CONTROLLER: 4,
@@ -75,6 +77,7 @@ OFTEN = {
     Strike.KILL_STORE: 4,
     Strike.STOP_STORE: 2,
     Strike.KILL_AGENT: 4,
+    Strike.KILL_FORKER: 1,  # there is one, and no other comes
 }
 NAMES = {
     Strike.KILL_RANK: "midstep-r",
@@ -147,9 +150,10 @@ class Striker:
             if strike in {Strike.KILL_CONTROLLER, Strike.STOP_CONTROLLER}:
                 yield psutil.Process(self._job.controller_pid())
                 return
-            for agent in self._launcher.children():
-                if "midstep.cli.agent" not in agent.cmdline():
-                    continue
+            if strike is Strike.KILL_FORKER:
+                yield from (child for child in self._launcher.children() if child.name() == "midstep-nodes")
+                return
+            for agent in agents_of(self._launcher.pid).values():
                 if strike is Strike.KILL_AGENT:
                     yield agent
                     continue

@@ -1,7 +1,6 @@
 """Many recoveries in a row in one job: nothing grows, in no process that lives through all of them."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from midstep.protocol.types import InjectionPoint
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import PATIENCE_S, ROOMY, Job, inject
+from .node_processes import agents_of
 
 pytestmark = pytest.mark.chaos
 
@@ -117,17 +117,10 @@ def sizes_of(job: Job) -> dict[str, Size]:
     """Return the size of every process that lives through all recoveries, by name."""
     found = {"controller": psutil.Process(job.controller_pid()), "survivor": job.rank_process(SURVIVOR)}
     found["launcher"] = psutil.Process(job.launcher.pid)
-    for agent in found["launcher"].children():
-        if "midstep.cli.agent" in agent.cmdline():
-            node = agent.cmdline()[agent.cmdline().index("--node") + 1]
-            found[f"agent of {node}"] = agent
-            found |= {f"fork server of {node}": child for child in agent.children() if is_fork_server(child)}
+    for node, agent in agents_of(job.launcher.pid).items():
+        found[f"agent of {node}"] = agent
+        found |= {f"fork server of {node}": child for child in agent.children() if child.name() == "midstep-forksrv"}
     return {name: size_of(process) for name, process in found.items()}
-
-
-def is_fork_server(process: psutil.Process) -> bool:
-    """Tell the fork server from its forks, which lead sessions of their own."""
-    return "midstep.agent.fork_server" in process.cmdline() and os.getsid(process.pid) != process.pid
 
 
 def size_of(process: psutil.Process) -> Size:
