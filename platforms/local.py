@@ -27,7 +27,7 @@ from ..protocol.run_directories import remove_tree
 from ..protocol.types import PLATFORM, node_address
 from .forked_agents import AgentForker, ForkAgent
 from .peer import PlatformPeer
-from .processes import NodeMark, WatchedProcess, kill_tree, open_log
+from .processes import NodeMark, WatchedProcess, can_limit_locks, kill_tree, open_log
 
 KILLED_S = 5.0
 MOST_NODES_HERE = 64  # on one machine
@@ -226,6 +226,8 @@ class LocalPlatform:
 
     def _begin_to_fork(self) -> None:
         """Start the process of which agents are forked; without it each is a new interpreter."""
+        if not can_limit_locks():  # nothing would mark a fork as its node's
+            return
         try:
             self._forker = AgentForker(
                 self._environment,

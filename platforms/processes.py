@@ -236,6 +236,11 @@ class NodeMark:
         return False
 
 
+def can_limit_locks() -> bool:
+    """Return whether the limit that marks a node may be set by this process, and by forks of one that it starts."""
+    return resource.getrlimit(RLIMIT_LOCKS)[1] == resource.RLIM_INFINITY
+
+
 def kill_tree(pid: int) -> None:
     """Kill a process and everything below it, the root first, so that it starts nothing more."""
     with contextlib.suppress(psutil.NoSuchProcess):
