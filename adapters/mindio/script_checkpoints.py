@@ -12,7 +12,8 @@ from ...protocol import environment as names
 
 TRACKER = "latest_checkpointed_iteration.txt"
 OPTION = "--load"
-_MOST_BYTES = 32
+_MOST_DIGITS = 15  # a number of steps has fewer
+_MOST_BYTES = 32  # with what may stand around it
 
 
 def folder_of(command: Sequence[str], environment: Mapping[str, str], working_directory: Path) -> Path | None:
@@ -42,7 +43,7 @@ def newest_step(folder: Path) -> int:
     except OSError:
         return 0
     digits = text.strip()
-    return int(digits) if len(text) <= _MOST_BYTES and digits.isdigit() else 0
+    return int(digits) if len(text) <= _MOST_BYTES and len(digits) <= _MOST_DIGITS and digits.isdigit() else 0
 
 
 def variables_of(folder: Path | None) -> dict[str, str]:
