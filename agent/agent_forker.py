@@ -86,7 +86,7 @@ def _serve(end: socket.socket) -> _Fork | None:
             pidfd = os.pidfd_open(pid)
             children[pidfd] = pid
             poll.register(pidfd, select.POLLIN)
-            send(end, AgentForked(order.node, pid))
+            send(end, AgentForked(order.node, pid), (pidfd,))
 
 
 def _tell_end(end: socket.socket, pid: int) -> None:

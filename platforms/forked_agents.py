@@ -50,7 +50,7 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
 
 
 class AgentForked(msgspec.Struct, frozen=True, tag=True):
-    """The agent of a node runs."""
+    """The agent of a node runs. Descriptor: its pidfd, which is good even if it has exited since."""
 
     node: str
     pid: int
@@ -84,6 +84,7 @@ class ForkedProcess(WatchedProcess):
     """A process that is the child of another process, which tells its exit status."""
 
     told: int | None = None
+    _gone = False
 
     def tell(self, status: int) -> None:
         """Take note of how it has ended."""
@@ -91,10 +92,8 @@ class ForkedProcess(WatchedProcess):
         if self._gone:
             self._end_with(status)
 
-    _gone = False
-
     def _on_readable(self) -> None:
-        self._kill_group()
+        # Its parent may have reaped it, so its number may be another process's by now.
         self._loop.remove_reader(self._pidfd)
         self._gone = True
         if self.told is not None:
@@ -110,8 +109,8 @@ class ForkedProcess(WatchedProcess):
 class AgentForker:
     """Starts the process, asks it for agents, and hands on how they end. Belongs to the running loop.
 
-    `on_forked(node, pid)` is called for each agent that was asked for, unless `on_gone()` is called first: the process
-    has ended, or does not answer, and forks nothing any more.
+    `on_forked(node, pid, pidfd)` is called for each agent that was asked for, unless `on_gone()` is called first: the
+    process has ended, or does not answer, and forks nothing any more.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class AgentForker:
         environment: Mapping[str, str],
         log_directory: Path,
         *,
-        on_forked: Callable[[str, int], None],
+        on_forked: Callable[[str, int, int], None],
         on_gone: Callable[[], None],
     ) -> None:
         """Start it. Raises OSError."""
@@ -163,9 +162,9 @@ class AgentForker:
         self._set_limit()
         return True
 
-    def watch(self, pid: int, on_exit: Callable[[int], None]) -> ForkedProcess:
-        """Watch an agent that was forked. `on_exit` gets its status, as of a child. Raises OSError."""
-        agent = self._agents[pid] = ForkedProcess(pid, on_exit)
+    def watch(self, pid: int, pidfd: int, on_exit: Callable[[int], None]) -> ForkedProcess:
+        """Watch an agent that was forked. `on_exit` gets its status, as of a child."""
+        agent = self._agents[pid] = ForkedProcess(pid, on_exit, pidfd)
         return agent
 
     async def settled(self) -> None:
@@ -194,17 +193,17 @@ class AgentForker:
     def _read(self) -> None:
         while True:
             try:
-                data = self._end.recv(MOST_BYTES)
+                data, fds, _, _ = socket.recv_fds(self._end, MOST_BYTES, 1)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
+                data, fds = b"", []
             if not data:
                 self._give_up()
                 return
-            self._take(_answers.decode(data))
+            self._take(_answers.decode(data), *fds)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: Answer, pidfd: int = -1) -> None:
         match answer:
             case Imported():
                 self._imported = True
@@ -212,7 +211,7 @@ class AgentForker:
             case AgentForked(node, pid):
                 self._waiting.discard(node)
                 self._set_limit()
-                self._on_forked(node, pid)
+                self._on_forked(node, pid, pidfd)
             case AgentEnded(pid, status):
                 agent = self._agents.pop(pid, None)
                 if agent is not None:

@@ -264,11 +264,11 @@ class LocalPlatform:
         process.returncode = 0  # WatchedProcess reaps it; Popen must not do so too
         node.process = WatchedProcess(process.pid, lambda status: self._ended(node, status))
 
-    def _forked(self, name: str, pid: int) -> None:
+    def _forked(self, name: str, pid: int, pidfd: int) -> None:
         """Take over an agent that was asked for."""
         node = self._nodes[name]
         assert self._forker is not None
-        node.process = self._forker.watch(pid, lambda status: self._ended(node, status))
+        node.process = self._forker.watch(pid, pidfd, lambda status: self._ended(node, status))
         if node.deleted or self._ending:
             self._ask_to_exit(node)
 

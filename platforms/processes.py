@@ -41,12 +41,13 @@ class WatchedProcess:
     process group exits, the rest of the group is killed.
     """
 
-    def __init__(self, pid: int, on_exit: Callable[[int], None]) -> None:
+    def __init__(self, pid: int, on_exit: Callable[[int], None], pidfd: int | None = None) -> None:
+        """Watch it, in the running loop. `pidfd`: where it is there already; this object closes it."""
         self.pid = pid
         self.status: int | None = None
         self.on_exit = on_exit
         self._loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
         self._exited = asyncio.Event()
         self._loop.add_reader(self._pidfd, self._on_readable)
 
