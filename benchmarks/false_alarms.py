@@ -31,7 +31,7 @@ TUNED = Path(__file__).parent / "peers" / "midstep-tuned.yaml"
 WATCHFUL = Path(__file__).with_name("false_alarms.yaml")
 POLICIES = {"default": None, "tuned": TUNED, "watchful": WATCHFUL}
 SLOW = {FaultKind.SLOW, FaultKind.SLOW_LINK, FaultKind.SLOW_INPUT}
-LIMIT_S = 3600.0
+LIMIT_S = 4 * 3600.0
 
 
 def watch(policy: str, job: str, ranks: int, steps: int) -> dict[str, Any]:
