@@ -2,7 +2,8 @@
 
 Each rank holds 126 MB or 1 GB, parameters and Adam's state, and no rank is killed. A ratio is that of a job's median
 step to the one without of the same repetition. The cores that others use are written
-beside the figures.
+beside the figures. With votes in some of the steps only, `time` is what all steps of a job take to what they would
+without one: those with a vote are held against the other ones of the same job.
 
 copies: in host memory, one in every step, on the rank's node alone and on another one as well, and `auto`. Copying is
 beside the step on another core, so on a machine without an idle core it is not hidden. votes: one in every step, in
@@ -34,13 +35,16 @@ POLICIES: dict[str, dict[str, dict[str, Any]]] = {
         "every step, on two nodes": {"restore": COPYING, "host_copy": {"every_steps": 1, "copies": 2}},
         "auto": {"restore": COPYING, "host_copy": {"every_steps": "auto"}},
     },
-    "votes": {"every step": {"integrity": {"every_steps": 1}}},
+    "votes": {
+        "every step": {"integrity": {"every_steps": 1}},
+        "auto": {"integrity": {"every_steps": "auto"}},
+    },
     "audits": {"every step": {"integrity": {"audit_steps": 1}}},
 }
 
 
-def median_step_s(policy: dict[str, Any], ranks: int, steps: int, size: str) -> float:
-    """Run one job; return its median step time. Raises JobFailed."""
+def run(policy: dict[str, Any], ranks: int, steps: int, size: str) -> tuple[float, float | None]:
+    """Run one job; return its median step time, and what its votes cost where some steps have one. Raises JobFailed."""
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
         folder = Path(name)
         (folder / "notes").mkdir()
@@ -53,7 +57,7 @@ def median_step_s(policy: dict[str, Any], ranks: int, steps: int, size: str) -> 
             limit_s=LIMIT_S,
             policy=folder / "policy.yaml",
         )
-        return records.median_step_s(folder / "notes", ranks)
+        return records.median_step_s(folder / "notes", ranks), records.cost_of_votes(folder / "notes", ranks)
 
 
 def measure(policies: dict[str, dict[str, Any]], ranks: int, repeat: int, steps: int, size: str) -> dict[str, Any]:
@@ -61,9 +65,13 @@ def measure(policies: dict[str, dict[str, Any]], ranks: int, repeat: int, steps:
     chosen = {"off": {}, **policies}
     foreign = [launching.foreign_cores()]
     found: dict[str, list[float]] = {name: [] for name in chosen}
+    times: dict[str, list[float]] = {}
     for _ in range(repeat):
         for name, policy in chosen.items():
-            found[name].append(median_step_s(policy, ranks, steps, size))
+            step_s, time = run(policy, ranks, steps, size)
+            found[name].append(step_s)
+            if time is not None:
+                times.setdefault(name, []).append(time)
         foreign.append(launching.foreign_cores())
     ratios = {name: [each / plain for each, plain in zip(found[name], found["off"], strict=True)] for name in found}
     more = {name: [each - plain for each, plain in zip(found[name], found["off"], strict=True)] for name in found}
@@ -74,16 +82,18 @@ def measure(policies: dict[str, dict[str, Any]], ranks: int, repeat: int, steps:
         "step_s": {name: figures.spread(values) for name, values in found.items()},
         "more_s": {name: figures.spread(values) for name, values in more.items()},
         "ratio": {name: figures.spread(values) for name, values in ratios.items()},
+        "time": {name: figures.spread(values) for name, values in times.items()},
     }
 
 
 def shown(what: str, result: dict[str, Any]) -> Table:
     """Return the figures as a table."""
     title = f"{result['ranks']} ranks with {result['size']}B each"
-    table = Table(what, "step, ms", "ratio", "more, ms", title=title)
+    table = Table(what, "step, ms", "ratio", "more, ms", "time", title=title)
     for name, step_s in result["step_s"].items():
         more = figures.text(result["more_s"][name], 1000, 1)
-        table.add_row(name, figures.text(step_s, 1000, 1), figures.text(result["ratio"][name], digits=3), more)
+        time = figures.text(result["time"][name], digits=4) if name in result["time"] else "-"
+        table.add_row(name, figures.text(step_s, 1000, 1), figures.text(result["ratio"][name], digits=3), more, time)
     table.caption = f"foreign cores {figures.text(result['foreign_cores'])}"
     return table
 

@@ -17,6 +17,7 @@ from typing import Any
 KILL_FILE = "kill"
 LOSE_NODE = "MIDSTEP_BENCH_LOSE_NODE"  # set: not one rank is killed, but its node
 NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by then
+VOTED = "voted"  # in this step
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
 
 
@@ -136,6 +137,21 @@ def median_step_s(directory: Path, ranks: int) -> float:
     """Return the median step time of a run in which nothing happened, warm-up aside."""
     ends = _complete(read_lives(directory), ranks, lambda at_s: True)
     return _median_step_s([at_s for step, at_s in sorted(ends.items()) if step >= WARM_UP_STEPS])
+
+
+def cost_of_votes(directory: Path, ranks: int) -> float | None:
+    """Return how much longer an undisturbed run takes for its votes, as a ratio, warm-up aside.
+
+    The steps with a vote are held against the other ones of the same run. None: there were not both kinds.
+    """
+    ends = sorted(_complete(read_lives(directory), ranks, lambda at_s: True).items())
+    took_s = {step: at_s - before_s for (_, before_s), (step, at_s) in itertools.pairwise(ends) if step > WARM_UP_STEPS}
+    voted = {int(step) for step in noted(directory, VOTED)}.intersection(took_s)
+    if not voted or len(voted) == len(took_s):
+        return None
+    with_s = statistics.median(took_s[step] for step in voted)
+    without_s = statistics.median(took for step, took in took_s.items() if step not in voted)
+    return 1 + (with_s / without_s - 1) * len(voted) / len(took_s)
 
 
 def _median_step_s(ends: list[float]) -> float:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import midstep
 from midstep.benchmarks.launching import DEVICE, REPLICA
-from midstep.benchmarks.records import Recorder, kill_once
+from midstep.benchmarks.records import VOTED, Recorder, kill_once
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY, Shape
 from midstep.processor.runtime import Runtime
 
@@ -77,9 +77,19 @@ def resilient(directory: Path, total: int, killed_step: int, recorder: Recorder)
             with step.update():
                 optimizer.step()
             recorder.step(step.index)
+            if voted() == step.index:
+                recorder.note(VOTED, step.index)
 
     train()
     measure_transport(recorder)
+
+
+def voted() -> int:
+    """Return the newest state that has passed a vote: it was held in the step with that number."""
+    runtime = Runtime.current()
+    assert runtime is not None
+    progress = runtime.black_box.read_progress(time.monotonic())
+    return 0 if progress is None else progress.agreed_step
 
 
 def measure_transport(recorder: Recorder) -> None:

@@ -18,6 +18,7 @@ from ..controller.recovery.world import NodeState
 from ..controller.time_account import TimeAccount
 from ..policies.fault_codes import TREATMENTS, Treatment
 from ..policies.schema import Policy
+from ..processor.copy_cadence import MOST_OF_A_STEP
 from ..protocol import types as t
 from ..protocol.incidents import Outcome
 from ..protocol.messages import FaultReported, NodeJoined, NodeLost, ProcessExited, StartProcess
@@ -146,20 +147,37 @@ class Forecast:
         self._training = False
         every, model = self._policy.checkpoint.every_steps, self._model
         fleet, trained_s = self._fleet, self._fleet.now - self._trained_from_s
-        pause_s = self._pause_s
-        steps = int(trained_s / (model.step_s + pause_s))
-        self._part_s = max(0.0, trained_s - steps * (model.step_s + pause_s))
+        step_s = self._step_s
+        steps = int(trained_s / step_s)
+        self._part_s = max(0.0, trained_s - steps * step_s)
         missing = 1 - fleet.size / self._cluster.ranks
         self.outlook.lost_s[Loss.FEWER] += missing * steps * model.step_s
         self.outlook.smaller_hours += trained_s / HOUR_S if missing else 0.0
         fleet.step += steps
         self.outlook.steps_done += steps
-        self.outlook.lost_s[Loss.CHECKPOINT] += steps * pause_s
+        self.outlook.lost_s[Loss.CHECKPOINT] += steps * self._pause_s
+        self.outlook.lost_s[Loss.VOTES] += steps * self._vote_s
         if every:
             beside = self._policy.checkpoint.asynchronous  # such a one is complete some steps later
             late = math.ceil(model.checkpoint_s / model.step_s) if beside else 0
             fleet.checkpoint = max(fleet.checkpoint, (fleet.step - late) // every * every)
         self._reached = fleet.step
+
+    @property
+    def _step_s(self) -> float:
+        """How long a step takes, with its share of what is done in some of them."""
+        return self._model.step_s + self._pause_s + self._vote_s
+
+    @property
+    def _votes_apart(self) -> int:
+        """How many steps are from one vote to the next; 0: none is held."""
+        every, model = self._policy.integrity.every_steps, self._model
+        return max(1, math.ceil(model.vote_s / (MOST_OF_A_STEP * model.step_s))) if every == "auto" else every
+
+    @property
+    def _vote_s(self) -> float:
+        """The share of a step in a vote, in which what ranks hold is hashed."""
+        return self._model.vote_s / self._votes_apart if self._votes_apart else 0.0
 
     @property
     def _pause_s(self) -> float:
@@ -229,13 +247,13 @@ class Forecast:
         It is as the ranks conclude: of three copies the odd one is mended, of two none can be blamed, and one is not
         checked.
         """
-        fleet, model, every = self._fleet, self._model, self._policy.integrity.every_steps
+        fleet, model, every = self._fleet, self._model, self._votes_apart
         if not every or model.replicas == 1:
             until_s = min(self._end_s, fleet.now + model.silent_seen_h * HOUR_S)
             self.outlook.lost_s[Loss.WRONG] += max(0.0, until_s - max(fleet.now, self._wrong_until_s))
             self._wrong_until_s = max(self._wrong_until_s, until_s)
             return
-        step_s, trained_s = model.step_s + self._pause_s, fleet.now - self._trained_from_s if self._training else 0.0
+        step_s, trained_s = self._step_s, fleet.now - self._trained_from_s if self._training else 0.0
         done = fleet.step + int(trained_s / step_s)
         passed, undecided = done // every * every, model.replicas == LEAST_MAJORITY - 1
         kind = t.FaultKind.COPIES_DIFFER if undecided else t.FaultKind.ODD_COPY

@@ -18,6 +18,7 @@ class Loss(StrEnum):
     RECOVERY = "recovery"  # from the report to the resumed step
     REPEATED = "repeated steps"  # committed, and lost again
     CHECKPOINT = "checkpoints"  # training stands still for them
+    VOTES = "votes"  # what ranks hold is hashed
     WRONG = "wrong state"  # trained on from what was silently corrupted, and given up
     FEWER = "fewer ranks"  # the share of the work that the missing ranks of a smaller world would have done
     STOPPED = "stopped"  # until the job is started again

@@ -447,7 +447,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         host_copy_every_steps=0 if policy.host_copy.every_steps == "auto" else policy.host_copy.every_steps,
         host_copy_bytes=policy.host_copy.memory_bytes or 0,
         host_copy_nodes=policy.host_copy.copies,
-        integrity_every_steps=policy.integrity.every_steps,
+        integrity_every_steps=None if policy.integrity.every_steps == "auto" else policy.integrity.every_steps,
         integrity_audit_steps=policy.integrity.audit_steps,
         integrity_then=policy.integrity.then,
         resizes=policy.scale.min_nodes is not None,

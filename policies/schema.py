@@ -145,13 +145,13 @@ class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IntegrityPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often ranks vote on what they hold (0: never), and what is done about one that is wrong.
+    """How often ranks vote on what they hold (0: never; auto: for half a percent of the time), and what follows.
 
     Every `audit_steps` (0: never) each rank repeats the step of the rank before it, and their gradients are compared.
     A rank that was wrong `strikes` times on one node within `window_s` is moved to another node.
     """
 
-    every_steps: CountOrZero = 0
+    every_steps: CountOrZero | Literal["auto"] = 0
     audit_steps: CountOrZero = 0
     then: IntegrityAction = IntegrityAction.ROLLBACK
     strikes: Count = 2

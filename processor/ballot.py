@@ -89,6 +89,7 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     changed: dict[int, list[str]]  # of each rank, the shards whose memory has changed between two updates
     steady: bool  # no rank knows that the script changes them there
     left_out: Annotated[list[str], Meta(max_length=MOST_SHARDS)]  # shards whose copies never were equal
+    apart: Annotated[int, Meta(ge=1)]  # steps to the next vote, that some rank asks for
 
 
 class VoteResult(msgspec.Struct, frozen=True):
@@ -101,7 +102,8 @@ class VoteResult(msgspec.Struct, frozen=True):
     shard of which no rank can be blamed, and `hashes`: all that they have of it. `never_equal`:
     shards whose copies were not equal in the first vote on them either. `single`: those that one rank alone holds.
     `first`: no rank has seen copies that are equal before.
-    `agreed`: the newest state that had passed a vote before.
+    `agreed`: the newest state that had passed a vote before. `apart`: the most steps to the next vote that a rank has
+    asked for.
     """
 
     agreed: int
@@ -116,6 +118,7 @@ class VoteResult(msgspec.Struct, frozen=True):
     misled: tuple[int, ...] = ()
     arrived: tuple[int, ...] = ()
     hashes: dict[str, tuple[int, ...]] = {}
+    apart: int = 1
 
     @property
     def passed(self) -> bool:
@@ -165,11 +168,13 @@ class Ballot(Gathered[_Said]):
         steady: bool = True,
         received: frozenset[str] = frozenset(),
         left_out: frozenset[str] = frozenset(),
+        apart: int = 1,
     ) -> None:
         """`hashes`: of the shards here. `changed`: those whose memory has changed since they were hashed.
 
         `steady`: not where the script is known to change them. `received`: those that came from another rank after the
         last vote that passed. `left_out`: those that are voted on no more: a new process has not heard it.
+        `apart`: the steps to the next vote that this rank asks for.
         """
         self.changed = changed
         copies: dict[str, Copies] = {}
@@ -177,7 +182,7 @@ class Ballot(Gathered[_Said]):
             voices: list[Held] = [{each: [rank]}, {}]
             copies[shard_id] = Copies(shard_id in proven, *(reversed(voices) if shard_id in received else voices))
         mine = {rank: list(changed)} if changed else {}
-        super().__init__(_Said(agreed, copies, mine, steady, sorted(left_out)))
+        super().__init__(_Said(agreed, copies, mine, steady, sorted(left_out), apart))
 
     def _united(self, theirs: _Said) -> _Said:
         ours = self._known
@@ -186,7 +191,8 @@ class Ballot(Gathered[_Said]):
             copies[shard_id] = each if shard_id not in copies else copies[shard_id].united(each)
         changed, steady = {**ours.changed, **theirs.changed}, ours.steady and theirs.steady
         left_out = sorted({*ours.left_out, *theirs.left_out})
-        return _Said(max(ours.agreed, theirs.agreed), copies, changed, steady, left_out)
+        apart = max(ours.apart, theirs.apart)
+        return _Said(max(ours.agreed, theirs.agreed), copies, changed, steady, left_out, apart)
 
     def result(self, world_size: int) -> VoteResult:
         """Return what follows, once the barrier is passed.
@@ -229,4 +235,5 @@ class Ballot(Gathered[_Said]):
             hashes={shard_id: tuple(sorted(self._known.copies[shard_id].hashes)) for shard_id in undecided},
             misled=tuple(sorted(misled - themselves - arrived - set(changed))),
             arrived=tuple(sorted(arrived - themselves - misled)),
+            apart=self._known.apart,
         )

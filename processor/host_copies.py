@@ -67,7 +67,7 @@ class HostCopies:
         self._planned: tuple[CopyFile, int] | None = None  # the copy that is to be a checkpoint, and its step
         self._agreed = self._off = False
         self._thread: _CopyThread | None = None
-        self._goes_back = settings.integrity_every_steps > 0 and settings.integrity_then is not IntegrityAction.REPORT
+        self._goes_back = settings.integrity_every_steps != 0 and settings.integrity_then is not IntegrityAction.REPORT
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps of which a whole copy of this rank is here that this world can use."""

@@ -182,9 +182,10 @@ class TrainThread(Surroundings):
 
         Raises Interrupted where a vote is lost: no rank applies the update.
         """
-        agrees = self._copies.agrees(index + 1, self._ledger.median_step_s)
+        step_s = self._ledger.median_step_s
+        agrees = self._copies.agrees(index + 1, step_s)
         breaches = () if self._judge is None else self._judge.judge(index, self._ledger.reported(), time.monotonic())
-        ballot, evidence = self._votes.ballot(), self._audits.evidence(index)
+        ballot, evidence = self._votes.ballot(step_s), self._audits.evidence(index)
         gathering = ballot if evidence is None else Together(ballot, evidence)
         met = self._runtime.communicator.barrier(agrees=agrees, verdict=worst(breaches), gathering=gathering)
         if ballot is not None:

@@ -6,12 +6,18 @@ second must be the first again where shards change in update blocks alone (`Stea
 rank has changed by itself, and no other copy is needed to know that. So an update is only applied where nothing wrong
 has been in its gradients, as far as a vote can see (`ballot.py` says what follows from what all have said).
 
+With `every_steps: auto` each rank says with a vote after how many steps it wants the next one, as hashing has cost it,
+and all take the greatest number. A new process votes in its first step, as all do then, and so knows it, too.
+
 Where something is wrong all ranks leave the step together. A rank that is to blame says so; its shards come from the
 others, or all go back to a state that passed a vote before. No process is ended for that.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +25,7 @@ from ..protocol.errors import Interrupted
 from ..protocol.types import Activity, Assertion, FaultKind, FaultLevel, IntegrityAction
 from ..protocol.wording import ranks_text
 from .ballot import Ballot, VoteResult
+from .copy_cadence import MOST_OF_A_STEP
 from .framework import Comparable, Steady
 from .step_order import STORED
 
@@ -31,19 +38,65 @@ if TYPE_CHECKING:
 FIRST_VOTE = 2  # updates: before the second one all ranks have compared what they hold (`shard.py`)
 MOST_NAMED = 3  # shards, in a text
 MOST_REMEMBERED = 8  # votes without a majority, until the step is repeated
+_MEASURED = 4  # votes; the quickest of them counts, as the others were held up
 _log = logging.getLogger("midstep")
+
+
+class VoteCadence:
+    """Decides which steps have a vote: each Nth, or as many as cost half a percent of the time.
+
+    What it holds is the same on all ranks once they have passed the barrier of a vote together.
+    """
+
+    def __init__(self, every_steps: int | None) -> None:
+        """`every_steps`: None: as the cost allows."""
+        self._every_steps = every_steps
+        self._last, self._apart = 0, 1
+        self._costs_s: deque[float] = deque(maxlen=_MEASURED)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a step has a vote."""
+        if self._every_steps is not None:
+            return step % self._every_steps == 0
+        return step - self._last >= self._apart
+
+    def resumed(self, step: int) -> None:
+        """Begin to train from a state, with all ranks."""
+        self._last = min(self._last, step)
+
+    def took(self, cost_s: float) -> None:
+        """Note how long this rank has hashed for one vote."""
+        self._costs_s.append(cost_s)
+
+    def wanted(self, step_s: float) -> int:
+        """Return after how many steps this rank wants the next vote. `step_s`: its median step; 0: not known yet."""
+        if not self._costs_s or step_s <= 0:
+            return 1
+        return max(1, math.ceil(min(self._costs_s) / (MOST_OF_A_STEP * step_s)))
+
+    def voted(self, step: int, apart: int) -> None:
+        """Take in that all have voted, and the most steps to the next vote that any of them wants."""
+        self._last, self._apart = step, apart
 
 
 class Votes:
     """The votes of one rank. Used by the train thread; without `integrity.every_steps` it does nothing."""
 
-    def __init__(self, runtime: "Runtime", framework: "Framework", step_state: "StepState") -> None:
+    def __init__(
+        self,
+        runtime: "Runtime",
+        framework: "Framework",
+        step_state: "StepState",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: in seconds; it tells what hashing costs."""
+        self._clock, self._hashing_s = clock, 0.0  # of this step
         self._runtime = runtime
         self._framework = framework
         self._step_state = step_state
-        self._every_steps = runtime.settings.integrity_every_steps
+        self._cadence = VoteCadence(runtime.settings.integrity_every_steps)
         self._then = runtime.settings.integrity_then
-        self._on = self._every_steps > 0 and isinstance(framework, Comparable)
+        self._on = runtime.settings.integrity_every_steps != 0 and isinstance(framework, Comparable)
         self._steady = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self.agreed = 0  # the newest state that passed a vote; all before it are right, too
         self.sound: int | None = None  # where a vote was lost, or memory changed: what was copied later may be wrong
@@ -66,6 +119,7 @@ class Votes:
         """Begin to train from a state: at the start, and after each recovery, whose first step has a vote."""
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
         self._open, self.sound = {}, None
+        self._cadence.resumed(step)
 
     @contextmanager
     def repairing(self, part: "RepairPart") -> Iterator[None]:
@@ -96,19 +150,22 @@ class Votes:
 
     def begins(self, step: int, *, wanted: bool) -> None:
         """Hash what is here, if this step has a vote. `wanted`: by a checkpoint of this state, or an audit."""
-        self._found, self._begun = None, step
+        self._found, self._begun, self._hashing_s = None, step, 0.0
         if self._on and step and (wanted or self._is_due(step)):
             self._found = self._digests()
 
-    def ballot(self) -> Ballot | None:
+    def ballot(self, step_s: float) -> Ballot | None:
         """Return what this rank says in the commit barrier of this step; None where ranks do not vote.
 
         It says nothing of its shards where it knows of no vote, and hears of one that others hold all the same.
+        `step_s`: the median step.
         """
         if not self._on and not self._left_out:
             return None
         found = self._found or {}
         changed = self._changed(found) if self._steady and found else ()
+        if found:
+            self._cadence.took(self._hashing_s)
         self._open = {name: each.whole for name, each in found.items()}
         hashes = {name: each for name, each in self._open.items() if name not in self._left_out}
         return Ballot(
@@ -120,6 +177,7 @@ class Votes:
             steady=self._steady,
             received=self._received,
             left_out=self._left_out,
+            apart=self._cadence.wanted(step_s),
         )
 
     def counted(self, step: int, ballot: Ballot) -> None:
@@ -131,6 +189,7 @@ class Votes:
         if not result.voted:
             return
         mine, self._open, self._found = self._open, {}, None
+        self._cadence.voted(step, result.apart)
         if result.first and step < FIRST_VOTE:  # where others have voted before a new process comes back to it, it does
             return
         if result.never_equal:
@@ -159,7 +218,7 @@ class Votes:
 
     def _is_due(self, step: int) -> bool:
         repeats = step == self._resumed or step in self._doubtful
-        return repeats or step % self._every_steps == 0 or not self._proven
+        return repeats or self._cadence.is_due(step) or not self._proven
 
     def _changed(self, found: "Mapping[str, ShardDigest]") -> tuple[str, ...]:
         now = self._digests()
@@ -168,7 +227,10 @@ class Votes:
     def _digests(self) -> "Mapping[str, ShardDigest]":
         assert isinstance(self._framework, Comparable)
         with self._no_stall():
-            return self._framework.digests()
+            began_s = self._clock()
+            digests = self._framework.digests()
+            self._hashing_s += self._clock() - began_s
+            return digests
 
     @contextmanager
     def _no_stall(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ...processor.ballot import Ballot
+from ...processor.copy_cadence import MOST_OF_A_STEP
 from ...processor.framework import ShardDigest
 from ...processor.votes import Votes
 from ...protocol.errors import Interrupted
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from .process_faults import Inject
     from .world import SimulatedWorld
 
+STEP_S = 0.1
+HASHING_S = 0.25 * MOST_OF_A_STEP * STEP_S  # of the quickest process; a vote takes it twice
+UNEVEN = 5
 LEAST_VOICES = 2  # that say the same: one rank alone is compared with no other
 OF_VOTES = frozenset({FaultKind.ODD_COPY, FaultKind.COPIES_DIFFER})
 Marks = frozenset[str]
@@ -38,8 +42,8 @@ class Corruption:
 
     def __init__(self, world: "SimulatedWorld") -> None:
         integrity = world.setting.policy.integrity
-        self.is_on = integrity.every_steps > 0 and not world.setting.plain
-        self.every_steps = integrity.every_steps
+        self.is_on = integrity.every_steps != 0 and not world.setting.plain
+        self.in_each_step = integrity.every_steps == 1
         self.flips = 0
         self.found = 0  # times that a vote was lost, or memory was found to have changed
         self.struck: set[tuple[int, str]] = set()  # ranks, with their nodes, where something has flipped
@@ -67,7 +71,10 @@ class PlayedIntegrity:
         self.rank, self.world_size = process.rank, process.world_size
         self.settings = process.world.job.settings
         self.step_clock = self.black_box = self
-        self.votes: Any = Votes(self, self, process.standing) if self._of_job.is_on else None  # type: ignore[arg-type]
+        self.votes: Any = None
+        if self._of_job.is_on:
+            self.votes = Votes(self, self, process.standing, self._hashed_s)  # type: ignore[arg-type]
+        self._hashing_s = 0.0
         self._ballot: Ballot | None = None
         self.received = False  # what is here is another rank's copy, which has passed no vote here
         self._voices, self._voted_on = 0, CLEAN
@@ -101,8 +108,12 @@ class PlayedIntegrity:
         """Nothing is left out of the votes."""
         return []
 
+    def _hashed_s(self) -> float:
+        return self._hashing_s
+
     def digests(self) -> dict[str, ShardDigest]:
-        """Hash each shard."""
+        """Hash each shard. Some processes take longer than others, so that not all want equally many votes."""
+        self._hashing_s += HASHING_S * (1 + (self.rank + self._process.incarnation) % UNEVEN)
         found = {}
         for shard, step in self._process.memory.shards.items():
             value = xxhash.xxh3_64_intdigest(f"{step} {sorted(self.marks.get(shard, CLEAN))}".encode())
@@ -157,7 +168,7 @@ class PlayedIntegrity:
     def says(self, group: "Group", step: int) -> None:
         """Say at the commit barrier what is held here."""
         if self.votes is not None:
-            self._ballot, self._voted_on = self.votes.ballot(), self.all_marks
+            self._ballot, self._voted_on = self.votes.ballot(STEP_S), self.all_marks
             if self._ballot is not None:
                 group.ballots.setdefault(step, []).append((self._ballot.said(), not self.received))
 
@@ -226,7 +237,7 @@ class PlayedIntegrity:
 
     def _forget(self, marks: Marks) -> None:
         """These marks are here no more. Unless each step has a vote it has been in gradients, which all have alike."""
-        if self._of_job.every_steps > 1:
+        if not self._of_job.in_each_step:
             self._of_job.beyond_votes |= marks
 
     def writes(self, step: int) -> None:

@@ -1,6 +1,7 @@
 """The world that a seed makes: its size, its policy, its network, and whether the script is resilient at all."""
 
 import random
+from typing import Literal
 
 import msgspec
 
@@ -100,7 +101,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             nodes=self.nodes, spare_nodes=self.spares, max_restarts=self.max_restarts,
             settings=JobSettings(
                 standby_depth=StandbyDepth.BUILT if self.builds_ahead else StandbyDepth.IMPORTED,
-                integrity_every_steps=self.policy.integrity.every_steps, integrity_then=self.policy.integrity.then,
+                integrity_every_steps=None if (every := self.policy.integrity.every_steps) == "auto" else every,
+                integrity_then=self.policy.integrity.then,
                 integrity_audit_steps=self.policy.integrity.audit_steps,
             ),
         )  # fmt: skip
@@ -169,7 +171,8 @@ def with_slow_ranks(setting: Setting, least_nodes: int = 2) -> Setting:
 
 def with_votes(setting: Setting, chance: random.Random) -> Setting:
     """Have at least three ranks that hold the same vote on it, with something to go back to in most worlds."""
-    integrity = IntegrityPolicy(every_steps=chance.choice((1, 1, 1, 2, 3)), strikes=chance.choice((2, 2, 3)))
+    every: tuple[int | Literal["auto"], ...] = (1, 1, 1, 2, 3, "auto")
+    integrity = IntegrityPolicy(every_steps=chance.choice(every), strikes=chance.choice((2, 2, 3)))
     copies = (RestoreSource.HOST_COPY,) * (chance.random() < 0.6)
     policy = msgspec.structs.replace(
         default_policy(),

@@ -178,6 +178,21 @@ def test_between_two_votes_all_go_back_to_the_state_that_passed_the_last_one(sta
 
 
 @pytest.mark.soak
+def test_votes_as_often_as_they_hardly_cost_anything_find_what_is_wrong(start_job: StartJob) -> None:
+    """How often ranks have agreed; a new process agrees with them. The end is that of an undisturbed run."""
+    faults = [
+        flip(1, FaultAction.FLIP_MOMENT, 12),
+        inject(0, InjectionPoint.BACKWARD, 30),
+        flip(2, FaultAction.FLIP_GRADIENT, 40, FlippedBits.ELEMENT),
+    ]
+    policy = {**COPYING, "integrity": {"every_steps": "auto", "strikes": 100}}
+    job = run(start_job, 3, faults, policy=policy, steps=60)
+    incidents = finish(job)["incidents"]
+    assert [blamed(each) or set(each["replaced"]) for each in incidents] == [{1}, {0}, {2}], incidents
+    assert all(each["outcome"] == "resumed" for each in incidents), incidents
+
+
+@pytest.mark.soak
 def test_what_is_only_to_be_reported_is_left_as_it_is(start_job: StartJob) -> None:
     """Training goes on, and the odd rank stays odd."""
     policy = {**VOTING, "integrity": {"every_steps": 1, "then": "report"}}

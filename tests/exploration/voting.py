@@ -72,7 +72,7 @@ class Voting:
 
     def enters(self) -> None:
         """Come to the commit barrier."""
-        ballot = self.votes.ballot()
+        ballot = self.votes.ballot(step_s=0.1)
         self._was_wrong = self._life.holdings.wrong
         self.said = None if ballot is None else ballot.said()
         self._ballot = ballot

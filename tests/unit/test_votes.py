@@ -19,6 +19,8 @@ from midstep.protocol.types import (
     ShardTransfer,
 )
 
+STEP_S = 0.1
+
 
 class Rank:
     """A rank with one shard, whose bytes are a number. It stands for its runtime and its framework."""
@@ -26,14 +28,16 @@ class Rank:
     changes_in_updates_alone = True
     activity = Activity.COMPUTING
 
-    def __init__(self, rank: int, world: "list[Rank]", every_steps: int = 1) -> None:
+    def __init__(self, rank: int, world: "list[Rank]", every_steps: int | None = 1, hash_s: float = 0.0) -> None:
         self.rank, self.world_size, self.held, self.hashed = rank, 3, 7, 0
+        self.hash_s = hash_s
         self.settings = JobSettings(integrity_every_steps=every_steps)
         self.step_clock = self.black_box = self
         self.step_state = StepState(clean=True)
         self.said: list[tuple[FaultKind, bool]] = []
         self.trusted: list[int | None] = []
-        self.votes = Votes(self, self, self.step_state)  # type: ignore[arg-type]
+        clock = lambda: self.hashed * self.hash_s  # noqa: E731
+        self.votes = Votes(self, self, self.step_state, clock)  # type: ignore[arg-type]
         world.append(self)
 
     def doing(self, activity: Activity) -> None:
@@ -59,11 +63,11 @@ class Rank:
         self.said.append((kind, mendable))
 
 
-def world(every_steps: int = 1) -> list[Rank]:
-    """Return three ranks whose copies have been equal in a vote."""
+def world(every_steps: int | None = 1, hash_s: Sequence[float] = (0.0, 0.0, 0.0)) -> list[Rank]:
+    """Return three ranks whose copies have been equal in a vote. `hash_s`: how long each of them takes to hash."""
     ranks: list[Rank] = []
     for rank in range(3):
-        Rank(rank, ranks, every_steps)
+        Rank(rank, ranks, every_steps, hash_s[rank])
     assert not step(ranks, 2)
     return ranks
 
@@ -79,7 +83,7 @@ def step(ranks: list[Rank], number: int, *, unheard: Rank | None = None, changes
         each.votes.begins(number, wanted=False)
     for each in changes:
         each.held += 1
-    ballots = [each.votes.ballot() for each in ranks]
+    ballots = [each.votes.ballot(STEP_S) for each in ranks]
     said = [ballot.said() for ballot in ballots if ballot is not None]
     lost = 0
     for each, ballot in zip(ranks, ballots, strict=True):
@@ -352,3 +356,48 @@ def test_memory_of_which_the_device_says_that_it_is_lost_is_not_compared_later()
     for each in ranks:
         each.held = 9
     assert [each.votes.changed_since_begun() for each in ranks] == [(), (), ("a",)]
+
+
+def voted_in(ranks: list[Rank], steps: range) -> list[int]:
+    """Have all do these steps; return those that had a vote. In such a step all ranks vote."""
+    found = []
+    for number in steps:
+        before = [each.hashed for each in ranks]
+        assert not step(ranks, number)
+        hashed = {each.hashed - was for each, was in zip(ranks, before, strict=True)}
+        assert hashed in ({0}, {2})
+        found += [number] * (hashed == {2})
+    return found
+
+
+def test_with_auto_votes_are_as_far_apart_as_the_slowest_rank_wants() -> None:
+    """It hashes for 3 ms twice, which is half a percent of 12 steps of 100 ms. The first votes are sooner."""
+    ranks = world(None, [0.001, 0.003, 0.002])
+    assert voted_in(ranks, range(3, 40)) == [14, 26, 38]
+
+
+def test_with_auto_a_rank_that_hashes_faster_from_now_on_brings_votes_together() -> None:
+    ranks = world(None, [0.001, 0.003, 0.001])
+    ranks[1].hash_s = 0.0
+    assert voted_in(ranks, range(3, 40)) == [14, 18, 22, 26, 30, 34, 38]
+
+
+def test_with_auto_a_new_process_votes_when_the_others_do() -> None:
+    """It has heard in its first step, in which all vote, when the next vote is."""
+    ranks = world(None, [0.001, 0.003, 0.001])
+    assert voted_in(ranks, range(3, 17)) == [14]
+    ranks.pop()
+    Rank(2, ranks, None, 0.001)
+    repaired(ranks[2], received(17, 2))
+    for each in ranks:
+        each.votes.resumed(17)
+    assert voted_in(ranks, range(17, 45)) == [17, 29, 41]
+
+
+def test_with_auto_ranks_vote_again_soon_when_all_have_gone_back() -> None:
+    """Also to the state before the first update, which has no vote."""
+    ranks = world(None, [0.001, 0.003, 0.001])
+    assert voted_in(ranks, range(3, 40)) == [14, 26, 38]
+    for each in ranks:
+        each.votes.resumed(0)
+    assert voted_in(ranks, range(30))[0] == 12
