@@ -187,6 +187,10 @@ class DeviceCommunicator(ScopedCommunicator):
         self._groups.append(group)
         return group
 
+    def recording(self) -> bool:
+        """Return whether this thread records what it queues into a graph of the device, to be replayed later."""
+        return False
+
     def abort(self, reason: str) -> None:
         """Refuse collectives from now on, and end a reconnect and the traffic between hosts."""
         super().abort(reason)

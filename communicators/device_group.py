@@ -13,6 +13,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from ..protocol.errors import UnsupportedCollective
 from .generation_scope import GenerationScope
 from .kept_works import keep, release
 from .process_group import ReplaceableGroup
@@ -76,12 +77,15 @@ class DeviceGroup(ReplaceableGroup):
     def start(self, op: str, futureless: bool, observed: bool, args: Any, kwargs: Any = None) -> dist.Work:
         """Queue the collective `op`. Raises CommunicatorAborted or CommunicatorFailed, and what the device raises.
 
+        Raises UnsupportedCollective where it would be recorded into a graph.
+
         Returns None where the library does, which torch's types do not say: NCCL's group has no work for a caller
         that will not wait.
         """
         scope = self._scope
         if scope.reason is not None and not self._batching:
             raise scope.error(op)
+        self._refuse_recording(op)
         if op in _PAIRED and not self._batching:
             self.peers.add(args[1])
         observer = self._owner.observer if observed and not self._batching else None
@@ -123,6 +127,7 @@ class DeviceGroup(ReplaceableGroup):
         """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given. Raises as `start`."""
         if self._scope.reason is not None:
             raise self._scope.error(_BATCH)
+        self._refuse_recording(_BATCH)
         self._delegate._start_coalescing(device)
         self._batching = True
 
@@ -142,6 +147,13 @@ class DeviceGroup(ReplaceableGroup):
             raise
         watched: dist.Work = _watched(work, _BATCH, observer)
         return watched
+
+    def _refuse_recording(self, op: str) -> None:
+        if self._owner.recording():
+            raise UnsupportedCollective(
+                f"{op} is called while a graph of the device is recorded. The graph would keep a communicator that is "
+                "gone after the next recovery. Record parts without collectives, or train without graphs"
+            )
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let the library's collectives take `timeout` from the next reconnect on."""

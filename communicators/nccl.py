@@ -78,6 +78,10 @@ class NcclLibrary(Protocol):
         """Let this thread work on the device of this process."""
         ...
 
+    def recording(self) -> bool:
+        """Return whether this thread records a graph."""
+        ...
+
     def synchronize(self) -> None:
         """Wait for the device."""
         ...
@@ -185,6 +189,10 @@ class NcclCommunicator(DeviceCommunicator):
         """Let this thread work on the device of this process: a new one would work on device 0."""
         self._library.use_device()
 
+    def recording(self) -> bool:
+        """Return whether this thread records a CUDA graph."""
+        return self._library.recording()
+
     def remove(self, group: DeviceGroup) -> None:
         """Remove a group that torch destroys."""
         backend = group.leave_backend()
@@ -258,6 +266,10 @@ class TorchNccl:
     def use_device(self) -> None:
         """Choose the device for this thread."""
         torch.cuda.set_device(self._index)
+
+    def recording(self) -> bool:
+        """Return whether the current stream is being captured."""
+        return torch.cuda.is_current_stream_capturing()
 
     def synchronize(self) -> None:
         """Wait for the device."""

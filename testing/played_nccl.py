@@ -108,6 +108,11 @@ class PlayedNccl:
 
     def __init__(self) -> None:
         self.groups: list[PlayedGroup] = []
+        self.records = False  # what is queued goes into a graph
+
+    def recording(self) -> bool:
+        """Return what the test has set."""
+        return self.records
 
     def take_device(self) -> None:
         """Do nothing: there is one CPU."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from midstep.communicators.nccl import NcclCommunicator
 from midstep.communicators.process_group import BackendRegistration
-from midstep.protocol.errors import CommunicatorAborted, CommunicatorError, LinkUpFailed
+from midstep.protocol.errors import CommunicatorAborted, CommunicatorError, LinkUpFailed, UnsupportedCollective
 from midstep.testing.played_nccl import PlayedNccl
 
 if TYPE_CHECKING:
@@ -90,6 +90,27 @@ def test_a_collective_for_which_the_library_gives_no_work_is_seen_to_end(ranks: 
     ranks.start_all(WORLD, be_watched)
     once = [f"entered allreduce of {WORLD}", "left allreduce"]
     assert ranks.hear_all() == [[*once, once[0], "not yet", once[1]]] * WORLD
+
+
+def record(rank: Rank) -> None:
+    """Call a collective while a graph is recorded, and after that."""
+    setup = Setup(rank)
+    setup.library.records = True
+    try:
+        dist.all_reduce(torch.ones(3))
+    except UnsupportedCollective as error:
+        rank.say(str(error))
+    setup.library.records = False
+    setup.check()
+    rank.say("checked")
+    setup.communicator.close()
+
+
+def test_a_collective_is_not_recorded_into_a_graph(ranks: Ranks) -> None:
+    """The graph would keep the communicator of one generation."""
+    ranks.start_all(WORLD, record)
+    assert all("allreduce is called while a graph of the device is recorded" in said for said in ranks.hear_all())
+    assert ranks.hear_all() == ["checked"] * WORLD
 
 
 def survive(rank: Rank) -> None:
