@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,26 @@ def test_kernels_are_loaded_without_a_random_number_and_an_import(dtype: torch.d
     train_small_step(torch.device("cpu"), dtype)
     assert torch.equal(torch.get_rng_state(), before)
     assert set(sys.modules) == modules
+
+
+def test_kernels_are_loaded_as_soon_as_the_device_is_taken(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, for each dtype that models train in: the script does not wait for it."""
+    loaded, last = list[tuple[torch.device, torch.dtype]](), threading.Event()
+
+    def note(taken: torch.device, dtype: torch.dtype) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        loaded.append((taken, dtype))
+        if dtype is torch.bfloat16:
+            last.set()
+
+    monkeypatch.setattr(module, "train_small_step", note)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    device.prepare(1, {}, 1.0)
+    assert last.wait(10)
+    assert loaded == [(torch.device("cuda", 1), torch.float32), (torch.device("cuda", 1), torch.bfloat16)]
 
 
 def test_a_fault_that_a_gpu_cannot_have_is_refused_with_those_that_it_can(device: CudaDevice) -> None:
