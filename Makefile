@@ -18,12 +18,12 @@ ON_CANN := $(BIN)/python -m tests.cann.environment $(if $(CANN),--release $(CANN
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not slurm and not prometheus and not page
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not accelerate and not slurm and not prometheus and not page
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
 SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore \
-	cann cann-releases versions ray torchtitan \
+	cann cann-releases versions ray torchtitan accelerate \
 	kubernetes cuda nightly-fsdp nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -174,6 +174,11 @@ suite-ray:
 suite-torchtitan:
 	MIDSTEP_REQUIRE_TORCHTITAN=1 TORCHDYNAMO_DISABLE=1 $$($(BIN)/python -m tests.torchtitan.environment $(TITAN))/python -m pytest \
 		-m "$(or $(MARKED),not soak)" $(or $(FILES),tests/torchtitan) $(TESTS) $(NONE)
+
+# A script with Hugging Face Accelerate, its ranks killed: 1 GB.
+suite-accelerate:
+	MIDSTEP_REQUIRE_ACCELERATE=1 TORCHDYNAMO_DISABLE=1 $$($(BIN)/python -m tests.accelerate.environment)/python -m pytest \
+		$(or $(FILES),tests/accelerate) $(TESTS)
 
 # Pods on real kubelets, on machines of namespaces: root; builds Kubernetes once, for 5 to 20 minutes.
 suite-kubernetes:
