@@ -89,6 +89,7 @@ def main(*, ranks: int, steps: int, jobs: str, policies: str, file: Path | None)
     a false alarm, and any rank that is called slow; one that costs a process or a repeated step is a recovery. The
     policy `watchful` has the ranks vote in each step, and drains a node whose rank is slow.
     """
+    launching.end_jobs_on_sigterm()
     rows = []
     for policy, job in itertools.product(policies.split(","), jobs.split(",")):
         for found, allowed, what in ((policy, POLICIES, "policy"), (job, JOBS, "job")):

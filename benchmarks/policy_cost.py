@@ -100,15 +100,19 @@ def shown(what: str, result: dict[str, Any]) -> Table:
 
 @click.command(help=__doc__)
 @click.argument("what", type=click.Choice(list(POLICIES)))
+@click.option("--only", help="One of the settings beside `off`, by its name in the table.")
 @click.option("--ranks", default=2, show_default=True)
 @click.option("--repeat", default=3, show_default=True)
 @click.option("--steps", default=30, show_default=True)
 @click.option("--size", type=click.Choice(list(SIZES)), default="126M", show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
-def main(what: str, ranks: int, repeat: int, steps: int, size: str, path: Path | None) -> None:
+def main(what: str, *, only: str | None, ranks: int, repeat: int, steps: int, size: str, path: Path | None) -> None:
     """Measure, print, and write."""
     launching.end_jobs_on_sigterm()
-    result = {"machine": figures.machine(), **measure(POLICIES[what], ranks, repeat, steps, size)}
+    policies = {name: policy for name, policy in POLICIES[what].items() if only in {None, name}}
+    if not policies:
+        raise click.BadParameter(f"no setting {only!r}; there are {', '.join(POLICIES[what])}")
+    result = {"machine": figures.machine(), **measure(policies, ranks, repeat, steps, size)}
     if path is not None:
         path.write_text(json.dumps(result, indent=1))
     Console().print(shown(what, result))
