@@ -1,9 +1,9 @@
-"""Measure how long gloo's groups take to be linked again after a rank was killed: midstep's way, and torch's own.
+"""Measure how long gloo's groups take to be linked again after one was killed or stopped: midstep's way and torch's own.
 
 torch 2.14 and newer can give a group other members (`enable_reconfigure`). In each trial all ranks but the last wait in
 a sum for the one that is killed. A moment later they are told, as by a controller: they end the collective, and link up
 with a process that takes its place and was waiting. `left`: until every survivor has left the collective. `linked`:
-until the sum of all is right again. Seconds from the kill, medians.
+until the sum of all is right again. Seconds from the fault, medians.
 
 With `--groups N` each rank has so many groups, as models with several kinds of parallelism have.
 """
@@ -32,6 +32,7 @@ from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.protocol.types import Rendezvous
 
 FIRST, NEXT = 1, 2
+MOST_GROUPS = 1000
 LIMIT_S = 60.0
 TOLD_S = 0.01  # from the kill until the survivors hear of it
 SETTLED_S = 0.3  # until all are in the collective
@@ -86,13 +87,11 @@ class OfTorch:
     """torch's groups with `enable_reconfigure`, whose handles the ranks tell each other by way of the benchmark."""
 
     def __init__(self, rank: int, ranks: int, groups: int, store: Rendezvous) -> None:
-        self._rank, self._ranks = rank, ranks
         timeout = timedelta(seconds=LIMIT_S)
         made: Any = dist.ProcessGroupGloo
-        self._groups = [
-            made(dist.HashStore(), rank, ranks, timeout=timeout, enable_reconfigure=True)  # type: ignore[attr-defined]
-            for _ in range(groups)
-        ]
+        shared = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        self._groups = [made(shared, rank, ranks, timeout=timeout, enable_reconfigure=True) for _ in range(groups)]
+        self._trial = int(store.secret, 16) << 16
 
     def link(self, generation: int, hear: Callable[[], Any], say: Callable[[Any], None]) -> None:
         """Tell the handles, hear those of all, and take them."""
@@ -100,7 +99,7 @@ class OfTorch:
         handles_of_all = hear()
         for number, group in enumerate(self._groups):
             options: Any = dist.distributed_c10d.ReconfigureOptions()  # type: ignore[attr-defined]
-            options.uuid = generation * 1000 + number
+            options.uuid = self._trial + generation * MOST_GROUPS + number
             options.handles = [handles[number] for handles in handles_of_all]
             options.timeout = timedelta(seconds=LIMIT_S)
             group.reconfigure(options).wait()
@@ -117,6 +116,7 @@ class OfTorch:
             group.abort()
 
 
+FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 WAYS: dict[str, type[OfMidstep] | type[OfTorch]] = {"midstep": OfMidstep, "torch": OfTorch}
 
 
@@ -165,9 +165,9 @@ def _wait_in_a_sum(links: Links, left: list[float], sleeps: bool) -> None:
 class Trial:
     """The ranks of one trial."""
 
-    def __init__(self, way: str, ranks: int, groups: int, port: int) -> None:
-        self._way, self._ranks, self._groups = way, ranks, groups
-        self._store = Rendezvous("127.0.0.1", port, secrets.token_hex(8))
+    def __init__(self, way: str, ranks: int, groups: int, port: int, fault: signal.Signals) -> None:
+        self._way, self._ranks, self._groups, self._fault = way, ranks, groups, fault
+        self._store = Rendezvous("127.0.0.1", port, secrets.token_hex(4))
         self._processes: list[Any] = []
         self._lines: list[Connection] = []
 
@@ -180,7 +180,7 @@ class Trial:
             time.sleep(SETTLED_S)
             victim = self._ranks - 1
             newcomer, line = self._fork(victim)
-            os.kill(self._processes[victim].pid, signal.SIGKILL)
+            os.kill(self._processes[victim].pid, self._fault)
             killed_s = time.monotonic()
             time.sleep(TOLD_S)
             for survivor in self._lines[:victim]:
@@ -233,16 +233,17 @@ class Trial:
         return said
 
 
-def measure(ranks: int, groups: int, repeat: int) -> dict[str, Any]:
+def measure(ranks: int, groups: int, repeat: int, fault: str) -> dict[str, Any]:
     """Run both by turns."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for _ in range(repeat):
         for way, trials in found.items():
-            trials.append(Trial(way, ranks, groups, store.port).run())
+            trials.append(Trial(way, ranks, groups, store.port, FAULTS[fault]).run())
     return {
         "ranks": ranks,
         "groups": groups,
+        "fault": fault,
         **{
             way: {
                 name: figures.spread([trial[place] for trial in trials])
@@ -256,16 +257,17 @@ def measure(ranks: int, groups: int, repeat: int) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--ranks", "sizes", default="2,4", show_default=True, help="Sizes of the world.")
 @click.option("--groups", default=1, show_default=True)
+@click.option("--fault", type=click.Choice(list(FAULTS)), default="kill", show_default=True)
 @click.option("--repeat", default=5, show_default=True)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
-def main(sizes: str, groups: int, repeat: int, path: Path | None) -> None:
+def main(sizes: str, *, groups: int, fault: str, repeat: int, path: Path | None) -> None:
     """Measure all sizes; print a line for each, and write JSON where it is asked for."""
     disable_dns_in_this_process()
     if not hasattr(dist.distributed_c10d, "ReconfigureOptions"):
         raise click.ClickException(f"torch {torch.__version__} cannot give a group other members; 2.14 can")
     rows = []
     for size in map(int, sizes.split(",")):
-        rows.append(row := measure(size, groups, repeat))
+        rows.append(row := measure(size, groups, repeat, fault))
         for way in WAYS:
             left, linked = (figures.text(row[way][name]) for name in ("left", "linked"))
             click.echo(f"{size} ranks, {groups} groups, {way}: left after {left} s, linked after {linked} s")
