@@ -1,4 +1,4 @@
-"""Measure how long gloo's groups take to be linked again after one was killed or stopped: midstep's way and torch's own.
+"""Measure how long gloo's groups take to be linked again after a fault of a rank: midstep's way, and torch's own.
 
 torch 2.14 and newer can give a group other members (`enable_reconfigure`). In each trial all ranks but the last wait in
 a sum for the one that is killed. A moment later they are told, as by a controller: they end the collective, and link up
