@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from midstep.controller.recovery.events import DeadlinePassed
@@ -14,6 +13,7 @@ from midstep.protocol.types import StoreEndpoint
 
 from ..chaos.comparing import finish
 from ..chaos.jobs import ROOMY, Job
+from ..chaos.node_processes import agents_of
 from ..contract.driver.conftest import HEARTBEAT_S, Peer, Rig
 from .attack import attack
 
@@ -39,11 +39,6 @@ def joined(rig: Rig, *names: str) -> list[Peer]:
     for peer, name in zip(peers, names, strict=True):
         peer.say(NodeJoined(name, "rack", StoreEndpoint("127.0.0.1", 1)))
     return peers
-
-
-def agent_above(job: Job, pid: int) -> psutil.Process:
-    """The agent whose node a process runs on."""
-    return next(above for above in psutil.Process(pid).parents() if above.ppid() == job.launcher.pid)
 
 
 async def beat(peer: Peer, name: str) -> None:
@@ -132,7 +127,7 @@ def test_a_job_whose_agents_stand_still_for_a_while_trains_on(tmp_path: Path) ->
     job = Job(tmp_path, ranks_per_node=1, steps=STEPS, step_s=STEP_S, policy=policy, gates=[FAR_STEP])
     try:
         before = job.until(lambda status: status.phase == "running" and status.committed > 5, "some steps")
-        agents = {agent_above(job, rank.pid) for rank in before.ranks}
+        agents = agents_of(job.launcher.pid).values()
         assert len(agents) == 2
         for agent in agents:
             agent.suspend()

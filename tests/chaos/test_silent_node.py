@@ -7,23 +7,18 @@ import pytest
 
 from .comparing import assert_nobody_harmed, finish
 from .conftest import StartJob
-from .jobs import Job
+from .node_processes import agents_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(240)]
 
 SILENT_STEP, BACK_STEP = 8, 16
 
 
-def agent_above(job: Job, rank: int) -> psutil.Process:
-    """The agent of the node on which a rank runs."""
-    return next(above for above in job.rank_process(rank).parents() if above.ppid() == job.launcher.pid)
-
-
 def test_a_node_that_was_silent_is_freed_and_becomes_a_spare_again(start_job: StartJob) -> None:
     """Its ranks go on elsewhere meanwhile; nothing of them is left on it, and the others never notice its return."""
     job = start_job(spares=1, steps=24, gates=[SILENT_STEP, BACK_STEP])
     lost = job.held_at(SILENT_STEP).ranks[3].node
-    agent = agent_above(job, 3)
+    agent = agents_of(job.launcher.pid)[lost]
     agent.suspend()
     try:
         job.until(lambda status: any(node.state == "lost" for node in status.nodes), "the silent node to be given up")

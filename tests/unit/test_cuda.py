@@ -133,9 +133,7 @@ def test_kernels_are_loaded_without_a_random_number_and_an_import(dtype: torch.d
     assert set(sys.modules) == modules
 
 
-def test_kernels_are_loaded_as_soon_as_the_device_is_taken(
-    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_loaded_as_soon_as_the_device_is_taken(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread, for each dtype that models train in: the script does not wait for it."""
     loaded, last = list[tuple[torch.device, torch.dtype]](), threading.Event()
 
