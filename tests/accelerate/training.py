@@ -5,6 +5,7 @@ among the records holds all ranks in front of that step for as long as it is the
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -41,7 +42,7 @@ def main(records: Path, steps: int, precision: str) -> None:
 
     def record(step: int, losses: list[float]) -> None:
         with (records / f"steps.{rank}").open("a") as file:
-            file.write(f"{step} {sum(losses).hex()} {digest(dict(network.named_parameters()))}\n")
+            file.write(f"{step} {math.fsum(losses).hex()} {digest(dict(network.named_parameters()))}\n")
 
     @midstep.resilient(state)
     def train() -> None:
