@@ -1,6 +1,8 @@
 """Requests of torch-npu to a group in front of HCCL's, beyond the collectives, reach HCCL's."""
 
+import ast
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from midstep.communicators import device_group
+from midstep.communicators.device_communicator import DeviceCommunicator
 from midstep.communicators.device_group import DeviceGroup
 from midstep.communicators.generation_scope import GenerationScope
 from midstep.protocol.errors import CommunicatorAborted
@@ -91,3 +95,14 @@ def test_an_abort_in_the_middle_of_a_batch_is_told_when_the_library_has_closed_i
         group._start_coalescing(CPU)
     assert library.called == ["start", "send", "end"]
     assert observer.told == ["entered batch", "left batch"]
+
+
+def test_all_that_a_device_group_asks_of_its_owner_is_there() -> None:
+    """Its owner is a communicator of a device, which has more than the owners of other groups."""
+    asked = {
+        node.attr
+        for node in ast.walk(ast.parse(Path(device_group.__file__).read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self._owner"
+    }
+    assert "recording" in asked
+    assert {name for name in asked if not hasattr(DeviceCommunicator, name)} <= {"observer"}  # set by its constructor
