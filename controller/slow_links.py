@@ -5,7 +5,8 @@ that is a while for every link that is used, and much longer for one that is slo
 is held against those that carry about as much in the same round. What is slow at a machine is so for all that it sends
 and all that it gets, since acknowledgements take the same way: of the machines at both ends of slow links, the one
 that is at most of them is to blame, the rest is explained by it. A busy machine makes single links slow for a while,
-but seldom what it sends and what it gets at once.
+but seldom what it sends and what it gets at once. What differs by less than the kernel lets an acknowledgement wait for
+another one says nothing of a link: in steps of some 50 ms that alone may be most of a step.
 """
 
 from bisect import bisect_left, insort
@@ -18,6 +19,7 @@ from ..protocol.types import LinkUse
 
 Ends = tuple[str, str]  # addresses: from, to
 LEAST_FACTOR = 2.0  # times as long on its way as on others, whatever the policy says: links are less even than ranks
+DELAYED_ACK_S = 0.04  # TCP_DELACK_MIN of Linux
 LEAST_OTHERS = 2  # that carry about as much, for a link to be held against them
 ALIKE = 2.0  # times as much, or as little, is about as much
 MOST_COMPARED = 10_000

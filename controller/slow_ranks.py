@@ -24,7 +24,7 @@ from ..protocol.messages import NodeHeartbeat
 from ..protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, LinkUse, StepTimes
 from ..protocol.wording import ranks_text
 from .recovery.state import JobState, Phase
-from .slow_links import LEAST_FACTOR, Blamed, blamed, carried, compared
+from .slow_links import DELAYED_ACK_S, LEAST_FACTOR, Blamed, blamed, carried, compared
 
 ROUND_STEPS = 4
 ROUNDS = 3  # on end, before a rank is called slow
@@ -252,10 +252,10 @@ class SlowRanks:
         """Count in how many rounds on end the connections of each rank's machine were slow."""
         rounds = [(self._began_with[rank], self._bases[rank]) for rank in means]
         links = carried((before.links, after.links, after.times.steps - before.times.steps) for before, after in rounds)
-        least_s = LEAST_LINK_SHARE * statistics.median(mean.step_s for mean in means.values())
+        least_s = max(LEAST_LINK_SHARE * statistics.median(mean.step_s for mean in means.values()), DELAYED_ACK_S)
         factor = max(policy.factor, LEAST_FACTOR)
-        allowed = self._link_noise.allowed({ends: each.busy_s for ends, each in links.items()}, factor)
         judged = compared(links)
+        allowed = self._link_noise.allowed({each.ends: max(each.busy_s, DELAYED_ACK_S) for each in judged}, factor)
         slow = blamed(link for link in judged if link.is_slow(allowed, least_s))
         nearly = blamed(link for link in judged if link.is_slow(1 + (allowed - 1) / 2, least_s / 2))
         self._links = {}
