@@ -7,7 +7,7 @@ on the groups that they find (`_device_types`, `_get_backend`) is forwarded.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..protocol.errors import UnsupportedCollective
 from .generation_scope import GenerationScope
 from .kept_works import keep, release
-from .process_group import ReplaceableGroup
+from .process_group import GroupOwner, ReplaceableGroup
 
 if TYPE_CHECKING:
     from .base import CollectiveObserver
@@ -25,12 +25,22 @@ _PAIRED = frozenset({"send", "recv"})  # outside of a batch the library has a co
 _BATCH = "batch"  # of sends and receives
 
 
+class DeviceGroupOwner(GroupOwner, Protocol):
+    """The communicator of a device, as its groups see it."""
+
+    def recording(self) -> bool:
+        """Return whether what is called now is recorded into a graph of the device."""
+        ...
+
+
 class DeviceGroup(ReplaceableGroup):
     """A process group whose collectives a device's collective library does."""
 
+    _owner: DeviceGroupOwner
+
     def __init__(  # noqa: PLR0917 - as its parent
         self,
-        owner: Any,
+        owner: DeviceGroupOwner,
         members: Sequence[int],
         group_rank: int,
         scope: GenerationScope,
