@@ -15,8 +15,9 @@ import msgspec
 
 from ...devices.base import Damage
 from ...processor.callbacks import Lifecycle, Recovery
+from ...processor.local_state import LocalState
 from ...processor.session import SessionStage
-from ...protocol.errors import CommunicatorAborted, OrdersOverdue, RecoveryError
+from ...protocol.errors import CommunicatorAborted, OrdersOverdue, RecoveryError, StateLost
 from ...protocol.messages import SaveCheckpoint
 from .handlers import HandlerKind, Handlers
 from .state import HandledState, RankPart, dump_of, repair_of
@@ -246,7 +247,20 @@ class HandlerRecovery:
 
     def _write(self, step: int, order: SaveCheckpoint) -> str:
         info, arguments = dump_of(order.shards, self._state.replicas, order.writers), self._handlers.arguments
-        return self._outcome(lambda: self._handlers.call(HandlerKind.SAVE_CKPT, step, info, arguments))
+
+        def write() -> None:
+            self._put_back_random(order.step)
+            self._handlers.call(HandlerKind.SAVE_CKPT, step, info, arguments)
+
+        return self._outcome(write)
+
+    def _put_back_random(self, step: int) -> None:
+        """Put back the random numbers of the last commit, which the handler saves: since then a step has drawn some."""
+        runtime = self._runtime
+        blob = runtime.local_states.read(runtime.rank, step)
+        if blob is None:
+            raise StateLost(f"rank {runtime.rank} has no copy of its random numbers as of step {step}")
+        LocalState(self._state, runtime.device).restore(blob, step)
 
     def _outcome(self, call: Callable[[], object]) -> str:
         """Call a handler, and return what it raised."""
