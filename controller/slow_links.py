@@ -83,13 +83,15 @@ def compared(links: Mapping[Ends, Carried]) -> list[ComparedLink]:
 
 
 def _of_alike(links: Sequence[Carried]) -> list[float | None]:
-    """Return for each link the low median of the others that carry about as much; None: there are too few.
+    """Return for each link the low third of the others that carry about as much; None: there are too few.
+
+    In a ring of three machines two thirds of the links are those of the one that is slow.
 
     A window of those moves over all links in the order of what they carry, as there may be thousands.
     """
     order = sorted(range(len(links)), key=lambda place: links[place].sent_bytes)
     sent = [links[place].sent_bytes for place in order]
-    medians: list[float | None] = [None] * len(links)
+    thirds: list[float | None] = [None] * len(links)
     window: list[float] = []  # how long data is on its way there, in order
     first = last = 0
     for place, own_bytes in zip(order, sent, strict=True):
@@ -100,9 +102,14 @@ def _of_alike(links: Sequence[Carried]) -> list[float | None]:
             del window[bisect_left(window, links[order[first]].busy_s)]
             first += 1
         if len(window) > LEAST_OTHERS:
-            middle = (len(window) - 2) // 2  # low: of two others one may be slow for the same reason
-            medians[place] = window[middle + (bisect_left(window, links[place].busy_s) <= middle)]
-    return medians
+            third = (len(window) - 2) // 3
+            thirds[place] = window[third + (bisect_left(window, links[place].busy_s) <= third)]
+    return thirds
+
+
+def low_third(values: Sequence[float]) -> float:
+    """Return the value of which a third, or less, are smaller."""
+    return sorted(values)[(len(values) - 1) // 3]
 
 
 def blamed(slow: Iterable[ComparedLink]) -> dict[str, Blamed]:

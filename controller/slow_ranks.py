@@ -13,7 +13,7 @@ Nothing here is kept: a controller that takes over begins to compare again, and 
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from ..protocol.messages import NodeHeartbeat
 from ..protocol.types import CONTROLLER, Assertion, FaultKind, FaultReport, LinkUse, StepTimes
 from ..protocol.wording import ranks_text
 from .recovery.state import JobState, Phase
-from .slow_links import DELAYED_ACK_S, LEAST_FACTOR, Blamed, blamed, carried, compared
+from .slow_links import DELAYED_ACK_S, LEAST_FACTOR, Blamed, blamed, carried, compared, low_third
 
 ROUND_STEPS = 4
 ROUNDS = 3  # on end, before a rank is called slow
@@ -33,6 +33,7 @@ ONE_WAY = 0.25  # of a round: so much counts one in which links are slow in one 
 LEAST_SHARE = 0.1  # of the step, by which it has to take longer for a slow rank
 LEAST_LINK_SHARE = 0.2  # all others wait for a slow link, for most of the step
 NOISE = 6.0  # so many times as much as a rank differs from round to round is no noise
+LINK_NOISE = 9.0  # as much as a third of the links differ at most: of three machines a slow one has the other two
 HISTORY_ROUNDS = 40
 LEAST_HISTORY = 8  # rounds
 PER_RANK_S = 0.0005  # to look at 10,000 ranks takes some milliseconds: each 5 s then
@@ -101,7 +102,9 @@ class _Standing:
 class _Noise:
     """How uneven the rounds of a job are, of ranks or of links: by how much one differs from the round before."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: float, usual: Callable[[Sequence[float]], float]) -> None:
+        """`times`: so much more is no noise than what is `usual` among all differences."""
+        self._times, self._usual = times, usual
         self._before: dict[Any, float] = {}
         self._noise: deque[float] = deque(maxlen=HISTORY_ROUNDS)
 
@@ -118,9 +121,9 @@ class _Noise:
         ]
         self._before = dict(values)
         if steps:
-            self._noise.append(statistics.median(steps))
+            self._noise.append(self._usual(steps))
         noise = statistics.median(self._noise) if self._noise else 0.0
-        return max(factor, 1 + NOISE * noise)
+        return max(factor, 1 + self._times * noise)
 
 
 class SlowRanks:
@@ -136,7 +139,7 @@ class SlowRanks:
         self._settles = True  # the first round after a recovery, which may be slow once, does not count
         self._standing: dict[tuple[FaultKind, int], _Standing] = {}
         self._own: dict[int, deque[float]] = {}  # of each rank, in rounds in which it was well
-        self._noise, self._link_noise = _Noise(), _Noise()
+        self._noise, self._link_noise = _Noise(NOISE, statistics.median), _Noise(LINK_NOISE, low_third)
         self._said: dict[tuple[str, Assertion], float] = {}
         self._next_s = 0.0
         self._links: dict[int, Blamed] = {}  # of the ranks of a machine to blame, in the last round

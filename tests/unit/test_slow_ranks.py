@@ -169,6 +169,14 @@ def test_a_slow_link_is_named_within_20_steps_where_acknowledgements_wait_now_an
     assert step <= 30 + 20
 
 
+def test_that_a_link_has_become_slow_does_not_count_as_unevenness_of_all() -> None:
+    """Soon after the start there is no other round to tell how uneven links are. It takes three rounds all the same."""
+    job = Played(3).play(40, noisy(5), busy_s=lambda rank, step: 0.45 if rank in {1, 2} and step >= 10 else 0.03)
+    ((step, named),) = job.said
+    assert (named.kind, named.node) == (FaultKind.SLOW_LINK, "node2")
+    assert step == 10 + 3 * 4
+
+
 def test_links_that_are_slow_now_and_then_are_nothing() -> None:
     chance = random.Random(8)
     job = Played(4).play(5000, noisy(4), busy_s=lambda rank, step: 0.02 * chance.expovariate(1.0))
