@@ -15,6 +15,7 @@ others, or all go back to a state that passed a vote before. No process is ended
 
 import logging
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 FIRST_VOTE = 2  # updates: before the second one all ranks have compared what they hold (`shard.py`)
 MOST_NAMED = 3  # shards, in a text
 MOST_REMEMBERED = 8  # votes without a majority, until the step is repeated
-_MEASURED = 4  # votes; the quickest of them counts, as the others were held up
+_MEASURED = 4  # votes
 _log = logging.getLogger("midstep")
 
 
@@ -69,10 +70,13 @@ class VoteCadence:
         self._costs_s.append(cost_s)
 
     def wanted(self, step_s: float) -> int:
-        """Return after how many steps this rank wants the next vote. `step_s`: its median step; 0: not known yet."""
+        """Return after how many steps this rank wants the next vote. `step_s`: its median step; 0: not known yet.
+
+        Ranks of one machine share its memory, so not the quickest of the last votes tells what the next one will cost.
+        """
         if not self._costs_s or step_s <= 0:
             return 1
-        return max(1, math.ceil(min(self._costs_s) / (MOST_OF_A_STEP * step_s)))
+        return max(1, math.ceil(statistics.median_high(self._costs_s) / (MOST_OF_A_STEP * step_s)))
 
     def voted(self, step: int, apart: int) -> None:
         """Take in that all have voted, and the most steps to the next vote that any of them wants."""
