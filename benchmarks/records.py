@@ -18,6 +18,7 @@ KILL_FILE = "kill"
 LOSE_NODE = "MIDSTEP_BENCH_LOSE_NODE"  # set: not one rank is killed, but its node
 NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by then
 VOTED = "voted"  # in this step
+AROUND = 2  # steps before and after
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
 
 
@@ -142,16 +143,22 @@ def median_step_s(directory: Path, ranks: int) -> float:
 def cost_of_votes(directory: Path, ranks: int) -> float | None:
     """Return how much longer an undisturbed run takes for its votes, as a ratio, warm-up aside.
 
-    The steps with a vote are held against the other ones of the same run. None: there were not both kinds.
+    A step with a vote is held against those around it: steps of one run differ by more in its course than a vote costs.
+    None: there were not both kinds.
     """
     ends = sorted(_complete(read_lives(directory), ranks, lambda at_s: True).items())
     took_s = {step: at_s - before_s for (_, before_s), (step, at_s) in itertools.pairwise(ends) if step > WARM_UP_STEPS}
     voted = {int(step) for step in noted(directory, VOTED)}.intersection(took_s)
-    if not voted or len(voted) == len(took_s):
+    plain = took_s.keys() - voted
+    more_s = [
+        took_s[step] - statistics.mean(took_s[each] for each in near)
+        for step in voted
+        if (near := plain.intersection(range(step - AROUND, step + AROUND + 1)))
+    ]
+    if not more_s:
         return None
-    with_s = statistics.median(took_s[step] for step in voted)
-    without_s = statistics.median(took for step, took in took_s.items() if step not in voted)
-    return 1 + (with_s / without_s - 1) * len(voted) / len(took_s)
+    in_all_s = statistics.mean(more_s) * len(voted)
+    return 1 + in_all_s / (sum(took_s.values()) - in_all_s)
 
 
 def _median_step_s(ends: list[float]) -> float:
