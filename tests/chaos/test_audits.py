@@ -79,7 +79,11 @@ def test_a_wrong_gradient_is_blamed_on_its_rank_and_the_step_repeated(start_job:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_each_of_many_wrong_gradients_is_blamed_on_its_rank_in_one_job(start_job: StartJob) -> None:
-    """All kinds, all bits, all ranks, one flip every second step; the end is that of an undisturbed run."""
+    """All kinds, all bits, all ranks, one flip every second step; the end is that of an undisturbed run.
+
+    Steps are so short that a flip may come before the controller has heard from all that the step before was repeated:
+    it is of the same incident then, in a generation of its own.
+    """
     kinds = [(*kind, bits) for kind in KINDS for bits in FlippedBits]
     flips = []
     for number in range(FLIPS):
@@ -89,7 +93,7 @@ def test_each_of_many_wrong_gradients_is_blamed_on_its_rank_in_one_job(start_job
     job = run(start_job, 3, flips, policy=policy, steps=10 + 2 * FLIPS, patience_s=700.0)
     incidents = finish(job)["incidents"]
     assert blamed(job) == {(each.rank, each.step) for each in flips}
-    assert len(incidents) == FLIPS
+    assert sum(len(each["generations"]) for each in incidents) == FLIPS
     assert all(each["pids_before"] == each["pids_after"] for each in incidents)
     assert all((each["outcome"], each["steps_lost"]) == ("resumed", 0) for each in incidents)
 
