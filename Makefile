@@ -35,7 +35,7 @@ else
 	$(BIN)/midstep demo $(DEMO)
 endif
 
-test: $(INSTALLED)  ## lint and all tests but the long ones; SUITE=ray for one suite (CONTRIBUTING.md has them), TESTS="-k mailbox" for some tests
+test: $(INSTALLED)  ## lint and all tests but the slow ones; SUITE=ray for one suite (CONTRIBUTING.md has them), TESTS="-k mailbox" for some tests
 ifdef SUITE
 	$(MAKE) --no-print-directory suite-$(SUITE)
 else
@@ -73,8 +73,9 @@ clean:  ## remove the virtual environment and caches
 # --- parts of `make test` and of `make lint` ---------------------------------------------------------------------------
 
 # Without torch's compiler, which Megatron asks for when it is imported: 2 s of CPU less in each of its jobs. The soak has it.
+# And without the slow tests of suite-chaos (tests/slow.txt).
 pytest:
-	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "$(QUICK)" -n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
+	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "$(QUICK)" --without-slow -n $(TEST_WORKERS) $(SPREAD) --hypothesis-profile ci $(TESTS)
 
 style:
 	$(BIN)/ruff check .

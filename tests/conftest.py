@@ -3,14 +3,23 @@
 import gc
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from .machines.availability import summary
 
+SLOW = Path(__file__).with_name("slow.txt")
+
+
+def slow_tests() -> list[str]:
+    """Return the tests that `make test` leaves to the suite of their folder, without parameters."""
+    return [line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--device` has every job of the chaos tests run on one device; without it each test has its own."""
+    parser.addoption("--without-slow", action="store_true", help=f"leave out the tests that {SLOW.name} names")
     parser.addoption(
         "--device",
         choices=("cpu", "fake"),
@@ -22,6 +31,16 @@ def pytest_configure() -> None:
     """Have the jobs of a run that a script has put into the background hear Ctrl-C: they inherit that it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests, if that is asked for."""
+    if not config.getoption("without_slow"):
+        return
+    slow = {*slow_tests()}
+    left_out = [item for item in items if item.nodeid.partition("[")[0] in slow]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,13 +1,16 @@
 """CI runs what a change can have broken, and nothing is left out by mistake."""
 
+import ast
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from .. import lanes
+from ..conftest import slow_tests
 from ..lanes import ROOT, Choice, Contents, Lane, Record, choose, contents, read_lanes
 
 LANE = Lane("ray", "test SUITE=ray", folders=("product",), tests=("tests/ray",))
@@ -232,3 +235,38 @@ def test_every_lane_has_a_target(lane: Lane) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "python" in done.stdout or "midstep" in done.stdout or "ruff" in done.stdout
+
+
+# --- the tests that `make test` leaves out ---------------------------------------------------------------------------
+
+
+def test_every_slow_test_that_is_named_is_there_once_and_no_other_mark_leaves_it_out() -> None:
+    """What has another name by now would be run, and what is marked is left out without being named."""
+    named = slow_tests()
+    assert named == sorted(set(named))
+    for each in named:
+        path, name = each.split("::")
+        (function,) = (
+            node
+            for node in ast.parse((ROOT / path).read_text()).body
+            if isinstance(node, ast.FunctionDef) and node.name == name
+        )
+        assert "pytest.mark.soak" not in map(ast.unparse, function.decorator_list), each
+
+
+def test_slow_tests_are_left_out_where_that_is_asked_for_and_nowhere_else() -> None:
+    """Of `make test`, by a file of its own; a suite runs all."""
+    (*_, test) = slow_tests()
+    path = test.split("::")[0]
+
+    def collected(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, path]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+    assert test in collected()
+    assert test not in collected("--without-slow")
+    said = {
+        suite: subprocess.run(["make", "-n", suite], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for suite in ("pytest", "suite-chaos")
+    }
+    assert [suite for suite in said if "--without-slow" in said[suite]] == ["pytest"]
