@@ -181,7 +181,7 @@ class Soak:
         self.found: list[str] = []
         self._size, self._dice, self._traces, self._kind = size, random.Random(seed), traces, kind
         line, theirs = _FORK.Pipe()
-        self._store_process = _FORK.Process(target=_serve_store, args=(theirs,), daemon=True)
+        self._store_process = _FORK.Process(target=serve_store, args=(theirs,), daemon=True)
         self._store_process.start()
         self._store = Rendezvous("127.0.0.1", line.recv(), "of this soak")
         self._ranks: dict[int, tuple[Any, Connection]] = {}
@@ -300,7 +300,8 @@ def _begin(others: list[Connection], *arguments: Any, newcomer: bool) -> None:
     hold_rank(*arguments, newcomer=newcomer)
 
 
-def _serve_store(line: Connection) -> None:
+def serve_store(line: Connection) -> None:
+    """Be the process that has the store of the ranks, and say its port."""
     disable_dns_in_this_process()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     line.send(store.port)

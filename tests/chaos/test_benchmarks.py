@@ -25,6 +25,7 @@ SHORT = {
     "megatron": "--repeat 1 --steps 20 --size tiny --kind buddy_host --no-recovery",
     "metrics": "--nodes 4 --ranks-per-node 2 --times 3",
     "overhead": "--ranks 2 --repeat 1 --steps 4 --no-jobs",
+    "reconfigure": "--ranks 2 --repeat 1",
     "recovery": "--ranks 2 --repeat 1 --steps 12 --only midstep",
     "rendezvous": "--ranks 4,8",
     "repair": "--sizes 10 --sources 2 --repeat 1",
