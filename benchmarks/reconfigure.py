@@ -65,8 +65,9 @@ class Torch:
         limit = timedelta(seconds=LINK_UP_S)
         self._store = TCPStore(HOST, store.port, is_master=False, timeout=limit)
         more: dict[str, Any] = {"enable_reconfigure": True}
-        life = PrefixStore(f"life {os.getpid()}", self._store)
-        dist.init_process_group("gloo", store=life, rank=rank, world_size=size, timeout=limit, **more)
+        dist.init_process_group(
+            "gloo", store=PrefixStore("torch's own", self._store), rank=rank, world_size=size, timeout=limit, **more
+        )
 
     def connect(self, generation: int) -> None:
         """Exchange handles, and connect."""
