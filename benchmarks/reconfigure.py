@@ -6,9 +6,8 @@ Both ways have ranks of their own, real processes on one store, and are told by 
 and when one was killed and a fork has taken its place, which is ready by then. What counts is the time from the order
 until all ranks have added something up. With a torch that has no reconfigure only midstep's way is measured.
 
-What the two promise is not the same. midstep's groups keep their handles, sub-groups with them, authenticate their
-peers, and can be aborted while they wait; of torch's the default group is connected, and nothing ends one that waits
-for a rank that does not come, but its time limit.
+What the two do is not the same. midstep's groups check each link and authenticate their peers, and can be aborted while
+they wait. Each has the default group alone.
 """
 
 import contextlib
