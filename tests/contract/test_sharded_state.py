@@ -180,7 +180,9 @@ def test_a_newcomer_gets_parameters_moments_and_rates_as_sharded_tensors(own_ste
     assert state.digests() == source.digests()
 
 
-def test_what_cannot_be_recovered_is_refused_in_one_error_at_start() -> None:
+def test_what_cannot_be_recovered_is_refused_in_one_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests run without torch's compiler, which says what a module is compiled into."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     model = sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))
     model[0].set_allocate_memory_from_process_group_for_comm(True)
     model[1].compile(mode="reduce-overhead")
