@@ -37,10 +37,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out slow tests, if that is asked for."""
     if not config.getoption("without_slow"):
         return
-    slow = {*slow_tests()}
-    left_out = [item for item in items if item.nodeid.partition("[")[0] in slow]
+    slow, kept, left_out = {*slow_tests()}, list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (left_out if item.nodeid.partition("[")[0] in slow else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,13 +4,14 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from .. import lanes
-from ..conftest import slow_tests
+from ..conftest import pytest_collection_modifyitems, slow_tests
 from ..lanes import ROOT, Choice, Contents, Lane, Record, choose, contents, read_lanes
 
 LANE = Lane("ray", "test SUITE=ray", folders=("product",), tests=("tests/ray",))
@@ -255,16 +256,25 @@ def test_every_slow_test_that_is_named_is_there_once_and_no_other_mark_leaves_it
 
 
 def test_slow_tests_are_left_out_where_that_is_asked_for_and_nowhere_else() -> None:
-    """Of `make test`, by a file of its own; a suite runs all."""
-    (*_, test) = slow_tests()
-    path = test.split("::")[0]
+    """Of `make test`, with all of their parameters; a suite runs all."""
+    slow = slow_tests()[-1]
+    names = [slow, f"{slow}[a-b]", f"{slow}_and_more", "tests/unit/test_lanes.py::test_a"]
 
-    def collected(*options: str) -> str:
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, path]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    def kept(*, without_slow: bool) -> list[str]:
+        items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
+        told: list[Any] = []
 
-    assert test in collected()
-    assert test not in collected("--without-slow")
+        def deselected(items: list[Any]) -> None:
+            told.extend(items)
+
+        hook = SimpleNamespace(pytest_deselected=deselected)
+        config: Any = SimpleNamespace(getoption=lambda _: without_slow, hook=hook)
+        pytest_collection_modifyitems(config, items)
+        assert len(items) + len(told) == len(names)
+        return [item.nodeid for item in items]
+
+    assert kept(without_slow=False) == names
+    assert kept(without_slow=True) == names[2:]
     said = {
         suite: subprocess.run(["make", "-n", suite], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for suite in ("pytest", "suite-chaos")
