@@ -1,7 +1,6 @@
 """Eight ranks of a sharded model on two machines: one is lost at moments of a step, and then a machine with four."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import yaml
 
 from midstep.protocol import environment as names
-from midstep.protocol.token import new_token, token_text
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from ..chaos.comparing import assert_nobody_harmed, assert_same_numbers
@@ -22,11 +20,10 @@ from ..chaos.jobs import Job, Record, read_record
 from ..chaos.losing import calm_record
 from .conftest import StartMachines
 from .machines import Machine, Machines
+from .test_joining import HOME, MIDSTEP, write_token
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(900)]
 
-MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
-HOME = {"MIDSTEP_HOME": "/tmp/jobs"}  # each machine has a /tmp of its own
 PATIENCE_S = 300.0
 ROWS, COLUMNS = 2, 4  # a row is a machine, and holds all pieces
 WORLD = ROWS * COLUMNS
@@ -64,9 +61,7 @@ class ShardedJob:
 
     def __init__(self, machines: Machines, folder: Path, setting: Setting, faults: Sequence[ArmedFault]) -> None:
         self.records, self._folder, self._machines = folder / "records", folder, machines
-        self._token = folder / "job.token"
-        self._token.write_text(token_text(new_token()))
-        self._token.chmod(0o600)
+        self._token = write_token(folder / "job.token")
         checkpoint = {**POLICY["checkpoint"], "directory": str(folder / "checkpoints")}
         (folder / "policy.yaml").write_text(yaml.safe_dump({**POLICY, "checkpoint": checkpoint, "stall": HELD}))
         self._environment = {**HOME, names.FAULTS: msgspec.json.encode(list(faults)).decode(), "OMP_NUM_THREADS": "1"}
