@@ -158,7 +158,7 @@ class Ranks:
             for line in ready:
                 rank, said = missing.pop(line), line.recv()
                 if said != UP:
-                    raise click.ClickException(f"{self._way}: of {self._size} ranks {rank} says: {said}")
+                    raise click.ClickException(f"{self._way}: rank {rank} of {self._size}: {said}")
 
 
 @contextlib.contextmanager
