@@ -23,6 +23,7 @@ else:
 ROOT = Path(__file__).parents[2]
 NEEDED_BYTES = 8 * 10**9  # torch with the CUDA packages that its default build depends on, and pip's copies of them
 INSTALL_S = 1800.0
+INSTALLED = "installed"  # the file in an environment that says what it was made of, once all of it is there
 # Where pyenv, the python.org packages of Debian and the like have interpreters that are not on the path.
 ELSEWHERE = ("~/.pyenv/versions/{python}.*/bin/python", "/opt/python/cp{short}-cp{short}/bin/python")
 
@@ -104,7 +105,7 @@ def make(environment: Environment, folder: Path, install_s: float = INSTALL_S) -
     place = folder / environment.name
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
-    if not (place / "bin").is_dir() and free < NEEDED_BYTES:
+    if not (place / INSTALLED).is_file() and free < NEEDED_BYTES:
         raise NotHere(f"{free / 1e9:.1f} GB are free in {folder}, and it needs {NEEDED_BYTES / 1e9:.0f}")
     constraints = place.with_name(f"{place.name}.txt")
     constraints.write_text(f"torch=={environment.torch}\nmegatron-core=={environment.megatron}\n")
@@ -123,12 +124,19 @@ def _interpreter(pythons: Iterable[str]) -> str:
 
 
 def _provided(place: Path, interpreter: str, wishes: Sequence[str], constraints: Path | None, install_s: float) -> Path:
-    """Make a virtual environment with what pip is asked for, unless it is there; return its folder of programs."""
-    done, programs = place / "installed", place / "bin"
+    """Make a virtual environment with what pip is asked for, unless it is there; return its folder of programs.
+
+    One whose installation was stopped is made from nothing: pip takes a package with half of its files for installed.
+    """
+    done, programs = place / INSTALLED, place / "bin"
     limits = constraints.read_text() if constraints is not None else ""
     wanted = key(interpreter, *wishes, limits)
     if done.is_file() and done.read_text() == wanted:
         return programs
+    if done.is_file():
+        done.unlink()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
     pip = [str(programs / "python"), "-m", "pip", "install", "--quiet"]
     pip += ["--constraint", str(constraints)] if constraints is not None else []
     for command in ([interpreter, "-m", "venv", str(place)], [*pip, *wishes]):
