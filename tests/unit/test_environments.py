@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.versions import environments
 
 WISHES = ("a-library==1.0",)
