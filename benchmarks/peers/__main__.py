@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +16,12 @@ from . import environment, report, results, trial
 from .kinds import Fault, Setting, Trial
 from .outcome import NoRecovery
 from .picture import draw
-from .registry import PEERS
+from .plan import Peer
+from .registry import PEERS, SHARDED
 from .results import Attempt, Results
 
+ALL = {**PEERS, **SHARDED}
+ALL_SHARDED = "hsdp"
 Kind = TypeVar("Kind")
 console = Console(stderr=True, highlight=False)
 
@@ -31,11 +34,14 @@ def listed(read: Callable[[str], Kind], _: click.Context, __: click.Parameter, g
         raise click.BadParameter(f"{error} in {given!r}") from error
 
 
-def peer_named(name: str) -> str:
-    """Return the name of a peer that there is."""
-    if name not in PEERS:
-        raise ValueError(f"no peer {name!r}; there are {', '.join(PEERS)}")
-    return name
+def peers_named(_: click.Context, __: click.Parameter, given: str) -> tuple[str, ...]:
+    """Read a list of peers with one workload; `hsdp` is all that shard the model."""
+    names = tuple(dict.fromkeys(given.replace(" ", "").split(","))) if given != ALL_SHARDED else tuple(SHARDED)
+    for registry in (PEERS, SHARDED):
+        if set(names) <= set(registry):
+            return names
+    there_are = f"there are {', '.join(PEERS)}; and, with another workload, {', '.join(SHARDED)}"
+    raise click.BadParameter(f"{given!r}: {there_are}")
 
 
 def size_of(given: str) -> int:
@@ -50,11 +56,11 @@ def programs_for(peers: tuple[str, ...], found: Results) -> Path:
 
     Raises ClickException when no environment can be made.
     """
-    if not any(PEERS[name].requirements for name in peers):
+    if not any(ALL[name].requirements for name in peers):
         return Path(sys.executable).parent
     with console.status("the peers' environment"):
         try:
-            found.not_installed = environment.make({name: PEERS[name] for name in peers})
+            found.not_installed = environment.make({name: ALL[name] for name in peers})
         except environment.NotMade as error:
             raise click.ClickException(str(error)) from error
     return environment.programs()
@@ -68,7 +74,7 @@ def run_all(left: list[Trial], found: Results, file: Path | None, *, programs: P
             progress.update(task, description=str(each))
             foreign = launching.foreign_cores()
             try:
-                outcome = trial.run(each, PEERS[each.peer].plan, programs, limit_s)
+                outcome = trial.run(each, ALL[each.peer].plan, programs, limit_s)
                 found.attempts.append(Attempt(each, foreign, outcome))
                 console.print(f"{each}: excess {outcome.excess_s:.2f} s, step {outcome.step_s:.2f} s")
             except NoRecovery as error:
@@ -78,12 +84,12 @@ def run_all(left: list[Trial], found: Results, file: Path | None, *, programs: P
             progress.advance(task)
 
 
-def picture_of(found: Results, picture: Path | None) -> None:
+def picture_of(found: Results, registry: Mapping[str, Peer], picture: Path | None) -> None:
     """Draw what was found in the size of which there is most."""
-    rows = report.rows_of(found, PEERS)
+    rows = report.rows_of(found, registry)
     sizes = [row.trial.ranks for row in rows if row.excess_s is not None]
     if picture is not None and sizes:
-        draw(rows, PEERS, max(set(sizes), key=sizes.count), picture)
+        draw(rows, registry, max(set(sizes), key=sizes.count), picture)
 
 
 def machine() -> dict[str, Any]:
@@ -94,7 +100,8 @@ def machine() -> dict[str, Any]:
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--peers", default=",".join(PEERS), callback=partial(listed, peer_named), help="Tools, with commas.")
+@click.option("--peers", default=",".join(PEERS), callback=peers_named,
+              help="Tools, with commas; `hsdp`: those that shard the model over two rows of ranks.")  # fmt: skip
 @click.option("--settings", default="default,tuned", callback=partial(listed, Setting), help="As they come, tuned.")
 @click.option("--faults", default="none,kill,exception,stop,sleep", callback=partial(listed, Fault),
               help="What happens to rank 1; `none` measures steps, and the bits to compare with.")  # fmt: skip
@@ -120,14 +127,16 @@ def main(
     possible = [
         each
         for each in wanted
-        if each.peer not in found.not_installed and (each.setting, each.fault) not in PEERS[each.peer].cannot
+        if each.peer not in found.not_installed and (each.setting, each.fault) not in ALL[each.peer].cannot
     ]
     run_all(list(found.left(possible, repeat)), found, file, programs=programs, limit_s=limit_s)
-    click.echo(report.page(found, PEERS))
-    picture_of(found, picture)
+    sharded = set(peers) <= set(SHARDED)
+    registry = SHARDED if sharded else PEERS
+    click.echo(report.page(found, registry))
+    picture_of(found, registry, picture)
     if keep:
-        results.save(report.without_logs(found), report.KEPT)
-        picture_of(found, report.PICTURE)
+        results.save(report.without_logs(found), report.KEPT_SHARDED if sharded else report.KEPT)
+        picture_of(found, registry, None if sharded else report.PICTURE)
 
 
 def _product(

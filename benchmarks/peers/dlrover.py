@@ -68,5 +68,5 @@ def train(workload: "Workload") -> None:
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
         to_disk = (step + 1) % CHECKPOINT_EVERY_STEPS == 0
         checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK if to_disk else StorageType.MEMORY)
-    workload.finished(model.module)
+    workload.finished(model.module.parameters())
     dist.destroy_process_group()

@@ -57,6 +57,6 @@ def train(workload: "Workload") -> None:
         optimizer.step()
         workload.stepped(step, world)
         file.save_when_due(model.module, optimizer, step, rank)
-    workload.finished(model.module)
+    workload.finished(model.module.parameters())
     monitor.shutdown_workload_monitoring()
     dist.destroy_process_group()

@@ -148,4 +148,4 @@ def train(workload: "Workload") -> None:
         dist.destroy_process_group()
 
     wrapped()
-    workload.finished(network)
+    workload.finished(network.parameters())

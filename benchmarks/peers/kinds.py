@@ -9,6 +9,7 @@ FAULT_STEP = 15
 CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
+COLUMNS = 2  # ranks of a row, where the model is sharded
 
 
 class Fault(enum.Enum):
@@ -29,12 +30,22 @@ class Setting(enum.Enum):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One run of the workload."""
+    """One run of the workload. `peer`: a module of this package, `hsdp.` before it where the model is sharded."""
 
     peer: str
     setting: Setting
     fault: Fault
     ranks: int
+
+    @property
+    def tool(self) -> str:
+        """Return the tool, however the model is spread over ranks."""
+        return self.peer.rpartition(".")[2]
+
+    @property
+    def fewest(self) -> int:
+        """Return how many ranks are left where a tool trains on without the failed one: its row is left out with it."""
+        return self.ranks - (COLUMNS if "." in self.peer else 1)
 
     def __str__(self) -> str:
         return f"{self.peer}, {self.setting.value}, {self.fault.value}, {self.ranks} ranks"

@@ -12,14 +12,19 @@ TUNED = Path(__file__).with_name("midstep-tuned.yaml")
 NODES = 2
 
 
-def _plan(start: Start) -> Plan:
+def launched(start: Start, policy: Path | None) -> Plan:
+    """Return a job on two nodes where the ranks allow it."""
     ranks = start.trial.ranks
     nodes = NODES if ranks % NODES == 0 else 1
     size = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes)]
     directory = ["--job-dir", str(start.notes / "job")]
-    policy = ["--policy", str(TUNED)] if start.tuned else []
-    command = [start.program("python"), "-m", "midstep.cli.main", "run", *size, *directory, *policy, *start.script()]
+    under = ["--policy", str(policy)] if policy is not None else []
+    command = [start.program("python"), "-m", "midstep.cli.main", "run", *size, *directory, *under, *start.script()]
     return Plan([Program(command)])
+
+
+def _plan(start: Start) -> Plan:
+    return launched(start, TUNED if start.tuned else None)
 
 
 PEER = Peer("midstep", (), _plan)
@@ -52,5 +57,5 @@ def train(workload: "Workload") -> None:
             workload.stepped(step.index, world)
 
     wrapped()
-    workload.finished(network)
+    workload.finished(network.parameters())
     dist.destroy_process_group()

@@ -43,11 +43,14 @@ def undisturbed(processes: Sequence[Process], ranks: int) -> Outcome:
     )
 
 
-def recovered(processes: Sequence[Process], ranks: int, fault_s: float, fault_step: int) -> Outcome:
-    """Work out a run with one fault. Raises NoRecovery with what is missing."""
+def recovered(
+    processes: Sequence[Process], ranks: int, fault_s: float, fault_step: int, fewest: int | None = None
+) -> Outcome:
+    """Work out a run with one fault. `fewest`: ranks that may be left. Raises NoRecovery with what is missing."""
     before = _complete([process for process in processes if process.began_s <= fault_s], ranks)
     usual_s = _median_step_s([before[step] for step in range(WARM_UP_STEPS, fault_step) if step in before])
-    for world in (ranks, ranks - 1):
+    fewest = ranks - 1 if fewest is None else fewest
+    for world in range(ranks, fewest - 1, -1):
         again = _complete(processes, world, after_s=fault_s)
         digest = _digest(processes, world)
         if fault_step in again and digest is not None:
@@ -62,7 +65,7 @@ def recovered(processes: Sequence[Process], ranks: int, fault_s: float, fault_st
                 steps_repeated=fault_step - min(again),
                 processes_restarted=sum(_takes_over(process, fault_s) for process in processes),
             )
-    raise NoRecovery(f"no world of {ranks} or {ranks - 1} ranks trained to the end after the fault")
+    raise NoRecovery(f"no world of {ranks} to {fewest} ranks trained to the end after the fault")
 
 
 def _takes_over(process: Process, fault_s: float) -> bool:

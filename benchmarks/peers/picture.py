@@ -36,7 +36,7 @@ def draw(rows: Sequence[Row], peers: Mapping[str, Peer], ranks: int, path: Path)
         for place, row in enumerate(of_fault):
             assert row.excess_s is not None
             middle, least, greatest = row.excess_s.median, row.excess_s.least, row.excess_s.greatest
-            colour = OWN if row.trial.peer == OURS else OTHER if row.world == ranks else SMALLER
+            colour = OWN if row.trial.tool == OURS else OTHER if row.world == ranks else SMALLER
             axis.barh(place, middle, color=colour, xerr=[[middle - least], [greatest - middle]], ecolor="#333333")
             axis.text(greatest * 1.1, place, f"{middle:.2f}", va="center")
         axis.set_yticks(range(len(of_fault)), [_name(row, peers) for row in of_fault])

@@ -12,6 +12,7 @@ from .results import Results
 from .summary import PLAIN, Row
 
 KEPT = Path(__file__).with_name("kept.json")  # what docs/benchmarks.md shows
+KEPT_SHARDED = KEPT.with_name("kept-hsdp.json")
 PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "peers.svg"
 
 
@@ -22,9 +23,9 @@ def rows_of(found: Results, peers: Mapping[str, Peer]) -> list[Row]:
     for fault, ranks in tried:
         for name, peer in peers.items():
             for setting in Setting:
-                if fault is Fault.NONE or name == PLAIN:
-                    continue
                 trial = Trial(name, setting, fault, ranks)
+                if fault is Fault.NONE or trial.tool == PLAIN:
+                    continue
                 cannot = found.not_installed.get(name) or peer.cannot.get((setting, fault), "")
                 attempts = found.done(trial)
                 if attempts or cannot:

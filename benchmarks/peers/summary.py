@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from .kinds import Fault, Setting, Trial
+from .kinds import Fault, Trial
 from .outcome import Outcome
 from .results import Attempt
 
-PLAIN = "ddp"
+PLAIN = "plain"
 OURS = "midstep"
 
 
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """The cost of a step with a peer while nothing happens, next to plain DDP in the same round."""
+    """The cost of a step with a peer while nothing happens, next to a plain run's in the same round."""
 
     trial: Trial
     step_s: Spread
@@ -80,24 +80,25 @@ def row_of(trial: Trial, attempts: Sequence[Attempt], digests: Collection[str], 
 
 
 def undisturbed_digests(attempts: Sequence[Attempt], peer: str, ranks: int) -> set[str]:
-    """Return what a peer and plain DDP come to in a world of this size when nothing happens."""
+    """Return what a peer and a plain run come to in a world of this size when nothing happens."""
     return {
         attempt.outcome.digest
         for attempt in attempts
         if attempt.outcome is not None
         and attempt.trial.fault is Fault.NONE
         and attempt.trial.ranks == ranks
-        and attempt.trial.peer in {peer, PLAIN}
+        and (attempt.trial.peer == peer or attempt.trial.tool == PLAIN)
     }
 
 
 def step_rows(attempts: Sequence[Attempt]) -> list[StepRow]:
-    """Sum up the attempts without a fault, each beside plain DDP's of the same round."""
-    plain = {ranks: _steps(attempts, Trial(PLAIN, Setting.DEFAULT, Fault.NONE, ranks)) for ranks in _sizes(attempts)}
+    """Sum up the attempts without a fault, each beside the plain one of the same round."""
+    undisturbed = [each for each in attempts if each.trial.fault is Fault.NONE]
+    plain = {each.trial.ranks: _steps(attempts, each.trial) for each in undisturbed if each.trial.tool == PLAIN}
     rows = []
-    for trial in dict.fromkeys(each.trial for each in attempts if each.trial.fault is Fault.NONE):
+    for trial in dict.fromkeys(each.trial for each in undisturbed):
         steps = _steps(attempts, trial)
-        ratios = [own / other for own, other in zip(steps, plain[trial.ranks], strict=False)]
+        ratios = [own / other for own, other in zip(steps, plain.get(trial.ranks, ()), strict=False)]
         if ratios:
             rows.append(StepRow(trial, spread(steps), spread(ratios)))
     return rows
@@ -108,7 +109,7 @@ def best_of_others(rows: Sequence[Row], fault: Fault, ranks: int) -> Row | None:
     whole = [
         row
         for row in rows
-        if (row.trial.fault, row.trial.ranks, row.world) == (fault, ranks, ranks) and row.trial.peer != OURS
+        if (row.trial.fault, row.trial.ranks, row.world) == (fault, ranks, ranks) and row.trial.tool != OURS
     ]
     return min(whole, key=excess, default=None)
 
@@ -127,10 +128,6 @@ def _bits(outcomes: Sequence[Outcome], digests: Collection[str]) -> Bits:
     if not digests:
         return Bits.UNKNOWN
     return Bits.EQUAL if all(outcome.digest in digests for outcome in outcomes) else Bits.OTHER
-
-
-def _sizes(attempts: Sequence[Attempt]) -> set[int]:
-    return {attempt.trial.ranks for attempt in attempts}
 
 
 def _steps(attempts: Sequence[Attempt], trial: Trial) -> list[float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from .kinds import Fault
 from .plan import Peer
-from .summary import OURS, Bits, Row, StepRow, best_of_others, excess
+from .summary import OURS, PLAIN, Bits, Row, StepRow, best_of_others, excess
 
 WORDS = {
     Fault.KILL: "killed (SIGKILL)",
@@ -62,7 +62,7 @@ def ratios(rows: Sequence[Row], peers: Mapping[str, Peer]) -> str:
         rows, key=lambda row: (row.trial.ranks, list(Fault).index(row.trial.fault), row.trial.setting.value)
     ):
         best = best_of_others(rows, ours.trial.fault, ours.trial.ranks)
-        if ours.trial.peer == OURS and ours.excess_s is not None and best is not None and best.excess_s is not None:
+        if ours.trial.tool == OURS and ours.excess_s is not None and best is not None and best.excess_s is not None:
             lines.append(
                 f"| {ours.trial.ranks}, {ours.trial.fault.value} | {ours.trial.setting.value} {ours.excess_s} | "
                 f"{peers[best.trial.peer].title}, {best.trial.setting.value} {best.excess_s} | "
@@ -72,8 +72,9 @@ def ratios(rows: Sequence[Row], peers: Mapping[str, Peer]) -> str:
 
 
 def steps(rows: Sequence[StepRow], peers: Mapping[str, Peer]) -> str:
-    """Return what a step costs beside plain DDP, the cheapest first."""
-    lines = ["| ranks | | step, ms | to plain DDP |", "| --- | --- | --- | --- |"]
+    """Return what a step costs beside a plain run, the cheapest first."""
+    plain = next((peer.title for name, peer in peers.items() if name.endswith(PLAIN)), PLAIN)
+    lines = [f"| ranks | | step, ms | to {plain} |", "| --- | --- | --- | --- |"]
     for row in sorted(rows, key=lambda row: (row.trial.ranks, row.ratio.median)):
         times = (1000 * row.step_s.median, 1000 * row.step_s.least, 1000 * row.step_s.greatest)
         name = f"{peers[row.trial.peer].title}, {row.trial.setting.value}"

@@ -1,7 +1,9 @@
 """torchft: each rank is a replica group with a torchrun of its own; the newcomer heals from a live one over HTTP."""
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .kinds import Fault, Setting
@@ -22,28 +24,30 @@ MINIMUM = "MIDSTEP_PEERS_MIN_REPLICAS"
 HANGS = (Fault.STOP, Fault.SLEEP)
 
 
-def _plan(start: Start) -> Plan:
+def launched(start: Start, ranks_of_a_group: int = 1, store: Mapping[str, str] = MappingProxyType({})) -> Plan:
+    """Return a torchrun for each replica group, and their lighthouse."""
     trial, port = start.trial, free_port()
+    groups = trial.ranks // ranks_of_a_group
     # A rank that hangs is never ended by torchft: there the others have to be allowed to train without it.
-    minimum = trial.ranks - 1 if trial.fault in HANGS else trial.ranks
+    minimum = groups - 1 if trial.fault in HANGS else groups
     quick = QUICK_LIGHTHOUSE if start.tuned else ()
     bind = ["--bind", f"{HOST}:{port}", "--min_replicas", str(minimum)]
     lighthouse = [start.program("torchft_lighthouse"), *bind, *quick]
     flags = RESTARTS + (("--monitor-interval", "0.05") if start.tuned else ())
-    shared = {"TORCHFT_LIGHTHOUSE": f"http://{HOST}:{port}", "NUM_REPLICA_GROUPS": str(trial.ranks)}
+    shared = {**store, "TORCHFT_LIGHTHOUSE": f"http://{HOST}:{port}", "NUM_REPLICA_GROUPS": str(groups)}
     return Plan(
         [
             Program(
-                start.torchrun(*flags, ranks=1),
+                start.torchrun(*flags, ranks=ranks_of_a_group),
                 {**shared, "REPLICA_GROUP_ID": str(replica), MINIMUM: str(minimum)},
             )
-            for replica in range(trial.ranks)
+            for replica in range(groups)
         ],
         servers=[Program(lighthouse, port=port)],
     )
 
 
-PEER = Peer("torchft nightly", REQUIREMENTS, _plan)
+PEER = Peer("torchft nightly", REQUIREMENTS, launched)
 
 
 def train(workload: "Workload") -> None:
@@ -83,5 +87,5 @@ def train(workload: "Workload") -> None:
         optimizer.step()
         if manager.current_step() > step:
             workload.stepped(step, manager.num_participants())
-    workload.finished(network)
+    workload.finished(network.parameters())
     manager.shutdown()

@@ -48,5 +48,5 @@ def train(workload: "Workload") -> None:
         optimizer.step()
         workload.stepped(step, world)
         file.save_when_due(model.module, optimizer, step, rank)
-    workload.finished(model.module)
+    workload.finished(model.module.parameters())
     dist.destroy_process_group()

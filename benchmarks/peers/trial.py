@@ -73,7 +73,7 @@ def _play(plan: Plan, trial: Trial, directory: Path, started: Started, limit_s: 
     give_up_s = time.monotonic() + limit_s
     while any(launcher.poll() is None for launcher in launchers) and time.monotonic() < give_up_s:
         done = outcome.finished(notes.read_processes(directory))
-        if done >= trial.ranks - (trial.fault is not Fault.NONE):
+        if done >= (trial.ranks if trial.fault is Fault.NONE else trial.fewest):
             give_up_s = min(give_up_s, time.monotonic() + LINGER_S)
         time.sleep(LOOK_S)
 
@@ -84,7 +84,7 @@ def _read(trial: Trial, directory: Path) -> Outcome:
         return outcome.undisturbed(processes, trial.ranks)
     if fault_s is None:
         raise NoRecovery("it did not come as far as the fault")
-    return outcome.recovered(processes, trial.ranks, fault_s, FAULT_STEP)
+    return outcome.recovered(processes, trial.ranks, fault_s, FAULT_STEP, trial.fewest)
 
 
 def _wait_for_port(port: int) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -61,10 +62,10 @@ class Workload:
         """Note that a step is complete."""
         self._writer.stepped(step, world)
 
-    def finished(self, model: nn.Module) -> None:
+    def finished(self, parameters: Iterable[Tensor]) -> None:
         """Note the end and the parameters that it came to."""
         digest = hashlib.sha256()
-        for parameter in model.parameters():
+        for parameter in parameters:
             digest.update(parameter.detach().numpy().tobytes())
         self._writer.finished(digest.hexdigest())
 

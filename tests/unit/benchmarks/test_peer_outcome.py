@@ -108,7 +108,7 @@ def test_ranks_that_do_not_agree_have_no_digest() -> None:
 def test_a_job_that_does_not_come_to_its_end_has_not_recovered(last: int) -> None:
     survivor = process(1, even(range(last + 1)), digest=None)
     lost = process(2, even(range(15)), digest=None)
-    with pytest.raises(NoRecovery, match="no world of 2 or 1 ranks"):
+    with pytest.raises(NoRecovery, match="no world of 2 to 1 ranks"):
         recovered([survivor, lost], 2, FAULT_S, FAULT_STEP)
 
 

@@ -39,8 +39,8 @@ def test_one_attempt_with_other_bits_is_enough() -> None:
 
 
 def test_bits_are_compared_with_runs_of_the_same_size() -> None:
-    plain = Trial("ddp", Setting.DEFAULT, Fault.NONE, 2)
-    found = [attempt(plain, 0.0, digest="of two"), attempt(Trial("ddp", Setting.DEFAULT, Fault.NONE, 4), 0.0)]
+    plain = Trial("plain", Setting.DEFAULT, Fault.NONE, 2)
+    found = [attempt(plain, 0.0, digest="of two"), attempt(Trial("plain", Setting.DEFAULT, Fault.NONE, 4), 0.0)]
     assert summary.undisturbed_digests(found, "midstep", 4) == {"plain"}
     assert summary.undisturbed_digests(found, "midstep", 2) == {"of two"}
 
@@ -74,13 +74,13 @@ def test_the_best_other_is_one_that_restores_all_ranks() -> None:
 
 def test_a_ratio_of_steps_is_taken_within_a_round() -> None:
     """So it does not matter that the machine was slower in one of them."""
-    plain, ours = (Trial(peer, Setting.DEFAULT, Fault.NONE, 4) for peer in ("ddp", "midstep"))
+    plain, ours = (Trial(peer, Setting.DEFAULT, Fault.NONE, 4) for peer in ("plain", "midstep"))
     found = [
         attempt(trial, 0.0, step_s=step_s) for trial, step_s in ((plain, 1.0), (ours, 1.1), (plain, 5.0), (ours, 5.5))
     ]
     by_peer = {each.trial.peer: each for each in summary.step_rows(found)}
     assert str(by_peer["midstep"].ratio) == "1.10 (1.10-1.10)"
-    assert str(by_peer["ddp"].ratio) == "1.00 (1.00-1.00)"
+    assert str(by_peer["plain"].ratio) == "1.00 (1.00-1.00)"
 
 
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path: Path) -> None:

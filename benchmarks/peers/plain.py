@@ -39,5 +39,5 @@ def train(workload: "Workload") -> None:
         loss.backward()
         optimizer.step()
         workload.stepped(step, world)
-    workload.finished(model)
+    workload.finished(model.parameters())
     dist.destroy_process_group()
