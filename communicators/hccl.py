@@ -12,14 +12,12 @@ executes ends with the device's own stop, which follows an abort.
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from packaging.version import Version
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
@@ -37,9 +35,6 @@ _log = logging.getLogger("midstep")
 BACKEND = "midstep_hccl"  # torch-npu looks for hccl in the name
 _GROUPS = "hccl/groups"
 _BUSY = "the device is still in use by the process before"
-_RECORDER_VARIABLE = "TORCH_FR_BUFFER_SIZE"
-# From this torch on, its flight recorder asks groups for what those behind Python classes do not have.
-_RECORDER_FAILS = Version("2.15")
 
 _REGISTRATION = BackendRegistration(BACKEND)
 
@@ -65,8 +60,6 @@ class HcclCommunicator(DeviceCommunicator):
 
     def _make_world(self, timeout: timedelta) -> None:
         self._device_index = self._library.calls.npu.current_device()
-        if Version(torch.__version__) >= _RECORDER_FAILS:
-            os.environ.setdefault(_RECORDER_VARIABLE, "0")
         super()._make_world(timeout)
 
     def _connect_group(self, group: DeviceGroup, name: str, scope: GenerationScope) -> None:

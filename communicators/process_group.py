@@ -7,12 +7,15 @@ never the group.
 
 import functools
 import hashlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
+import torch
+from packaging.version import Version
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d as c10d
@@ -22,7 +25,12 @@ from .base import CollectiveObserver, ContributionListener
 from .generation_scope import GenerationScope
 from .loopback import Loopback
 
+_log = logging.getLogger("midstep")
+
 _BARRIER_VARIABLE = "TORCH_DIST_INIT_BARRIER"
+_RECORDER_VARIABLE = "TORCH_FR_BUFFER_SIZE"
+# From this torch on, its flight recorder asks groups for what those behind Python classes do not have.
+_RECORDER_FAILS = Version("2.15")
 
 # Every collective of torch's ProcessGroup, under the names of torch 2.13 and of the versions before it.
 WITH_FUTURE = (
@@ -178,6 +186,20 @@ def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *arg
     return _own_new_group(ranks, timeout, backend, *args, **options)
 
 
+def _turn_flight_recorder_off() -> None:
+    """Turn torch's recorder of collectives off where no group of midstep's could be made with it."""
+    if Version(torch.__version__) < _RECORDER_FAILS:
+        return
+    if os.environ.get(_RECORDER_VARIABLE, "0") != "0":
+        _log.warning(
+            "%s=%s has no effect: torch %s cannot record groups of midstep's, and makes none while it tries to",
+            _RECORDER_VARIABLE,
+            os.environ[_RECORDER_VARIABLE],
+            torch.__version__,
+        )
+    os.environ[_RECORDER_VARIABLE] = "0"
+
+
 class GroupFactory(Protocol):
     """A communicator, as torch asks it for groups."""
 
@@ -206,6 +228,7 @@ class BackendRegistration:
         self._owner = owner
         # Connecting has a rendezvous of its own. Torch's barrier would wait in a store that no other rank shares.
         os.environ[_BARRIER_VARIABLE] = "0"
+        _turn_flight_recorder_off()
         dist.init_process_group(self.backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout)
 
     def stand_in_for(self, name: str, owner: GroupFactory) -> None:

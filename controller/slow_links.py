@@ -102,14 +102,18 @@ def _of_alike(links: Sequence[Carried]) -> list[float | None]:
             del window[bisect_left(window, links[order[first]].busy_s)]
             first += 1
         if len(window) > LEAST_OTHERS:
-            third = (len(window) - 2) // 3
+            third = _third(len(window) - 1)
             thirds[place] = window[third + (bisect_left(window, links[place].busy_s) <= third)]
     return thirds
 
 
 def low_third(values: Sequence[float]) -> float:
-    """Return the value of which a third, or less, are smaller."""
-    return sorted(values)[(len(values) - 1) // 3]
+    """Return the smallest value that is at least as large as a third of them."""
+    return sorted(values)[_third(len(values))]
+
+
+def _third(count: int) -> int:
+    return (count - 1) // 3
 
 
 def blamed(slow: Iterable[ComparedLink]) -> dict[str, Blamed]:

@@ -1,6 +1,6 @@
 """Reach into torch's `fully_shard` by names that are not public: refuse what cannot be recovered, clear what was cut.
 
-The names are looked up, not the versions: those that differ between torch 2.6 and 2.13 are found under either. A
+The names are looked up, not the versions: those that differ between torch 2.6 and 2.15 are found under either. A
 release that lacks one that is needed is refused at start, by that name.
 
 An interrupted step leaves states of training in the middle of a pass, the root of an iteration, parameters that are
@@ -21,7 +21,7 @@ from ...processor.optimizer_state import is_plain
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError
 
-TESTED = ("2.13.0",)
+TESTED = ("2.9.1", "2.13.0", "2.14.1", "2.15.0")
 _STATE_HOMES = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -169,7 +169,7 @@ _NOTHING = (
     "_partial_reduce_output",
 )
 _SHARED_LISTS = ("reduce_scatter_states", "post_forward_order", "_last_post_reduce_events")
-_SHARED_WORK = ("all_gather_state", "reduce_scatter_state")
+_SHARED_WORK = ("all_gather_state", "reduce_scatter_state", "active_gradient_reduction")
 
 
 def reshard(modules: Iterable[torch.nn.Module]) -> None:
@@ -202,10 +202,15 @@ def drop_gradients(modules: Iterable[torch.nn.Module]) -> None:
         for group in parameter_groups(state):
             for parameter in group.fsdp_params:
                 parameter.sharded_param.grad = None
-                parameter.unsharded_accumulated_grad = None
                 gathered = getattr(parameter, "_unsharded_param", None)  # there is none before the first forward pass
                 if gathered is not None:
                     gathered.grad = None
+                if parameter.unsharded_accumulated_grad is not None:  # from torch 2.15 on it is the gathered one's
+                    parameter.unsharded_accumulated_grad = None
+            # Accumulation may have left the gathered ones to take gradients of another type.
+            restore_types = getattr(group, "_set_unsharded_grad_dtypes", None)
+            if restore_types is not None:
+                restore_types(defer_upcast=False)
 
 
 def _reset_context(context: Any) -> None:
@@ -214,6 +219,9 @@ def _reset_context(context: Any) -> None:
     context.post_backward_final_callback_queued = False
     context.is_last_backward = True
     context.post_optim_event = None
+    if hasattr(context, "gradient_reduction_pending"):
+        context.gradient_reduction_pending = False
+        context.manual_backward_finalization_active = None
 
 
 def _reset_communication(shared: Any) -> None:
@@ -233,6 +241,9 @@ def _reset_group(group: Any) -> None:
     for name in _NOTHING:
         if getattr(group, name, None) is not None:
             setattr(group, name, None)
+    if hasattr(group, "_post_backward_pending"):
+        group._post_backward_pending = False
+        group._partial_reduce_output_layout.clear()
     for parameter in group.fsdp_params:
         # Each is asked: an exception in the middle of a change leaves some on this side and some on that.
         if not group.is_sharded or parameter.sharded_state is not type(parameter.sharded_state).SHARDED:

@@ -241,8 +241,8 @@ class NodeChecks:
         if check is None or answer.node not in check.nodes:
             return {}
         check.answers[answer.node] = answer
-        in_vain = answer.exchange_s is None and check.product_failure(answer.node, within_s)  # would its partner wait
-        if len(check.answers) < len(check.nodes) and not in_vain:
+        exchanges = answer.exchange_s is not None or not check.product_failure(answer.node, within_s)
+        if len(check.answers) < len(check.nodes) and exchanges:  # else its partner would wait for it in vain
             return {}
         self.running.remove(check)
         return self._judge(check, within_s)

@@ -1,6 +1,7 @@
 """Communicator parts that need no peer: lookups, scopes of a generation, background tasks, completion threads."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch._jit_internal import _extract_tensors
 
-from midstep.communicators import communicator_named
+from midstep.communicators import communicator_named, process_group
 from midstep.communicators.background import Abandoned, BackgroundTask, CompletionThreads
 from midstep.communicators.generation_scope import GenerationScope, error_text
 from midstep.communicators.gloo.group import GlooGroup
@@ -24,6 +26,23 @@ from midstep.devices import device_named
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, ConfigurationError
 
 SOON_S = 5.0
+
+
+@pytest.mark.parametrize(
+    ("fails_from", "given", "then", "warnings"),
+    [("0", None, "0", 0), ("0", "0", "0", 0), ("0", "2000", "0", 1), ("9999", "2000", "2000", 0)],
+)
+def test_torchs_recorder_is_off_where_no_group_can_be_made_with_it(
+    fails_from: str, given: str | None, then: str, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A value that a script or a cluster has set is said to have no effect; earlier releases keep it."""
+    monkeypatch.setattr(process_group, "_RECORDER_FAILS", Version(fails_from))
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", given or "")
+    if given is None:
+        monkeypatch.delenv("TORCH_FR_BUFFER_SIZE")
+    process_group._turn_flight_recorder_off()
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == then
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
 class Collective:

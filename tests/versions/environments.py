@@ -47,11 +47,12 @@ class Environment(NamedTuple):
 
 
 OLDEST = Environment("3.10", "2.6.0", "0.12.1", instead="3.11")
+NEWEST = Environment("3.13", "2.15.0", "0.16.1")
 ENVIRONMENTS = (
     OLDEST,
     Environment("3.10", "2.7.1", "0.12.1", instead="3.11"),  # the stack of MindSpeed-LLM 2.3.0 to 26.1.0
     Environment("3.12", "2.9.1", "0.14.0"),
-    Environment("3.13", "2.15.0", "0.16.1"),
+    NEWEST,
 )
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from .environments import ENVIRONMENTS, OLDEST, ROOT, Environment, Made, NotHere, make
+from .environments import ENVIRONMENTS, NEWEST, OLDEST, ROOT, Environment, Made, NotHere, make
 
 FOLDER = ROOT / ".versions"
 SHORT_INSTALL_S = 900.0  # 400 were too few beside other lanes on two cores
@@ -38,27 +38,34 @@ CHECKS = (
         (*_PYTEST, "-m", "not nightly", *SHAPES),
     ),
 )
-SHORT = (
-    Check(
-        "contract tests of gloo and of building", (*_PYTEST, "tests/contract/gloo", "tests/contract/test_building.py")
+_OF_GLOO = (*_PYTEST, "tests/contract/gloo", "tests/contract/test_building.py")
+SHORT = {
+    OLDEST: (Check("contract tests of gloo and of building", _OF_GLOO),),
+    NEWEST: (
+        Check("contract tests of gloo and of building", _OF_GLOO),
+        # Apart from those: their processes are forks, which a process that has trained cannot have.
+        Check("contract tests of sharded models", (*_PYTEST, "tests/contract/test_sharded_state.py")),
+        Check("demo", ("midstep", "demo")),
     ),
-)
+}
 
 
 def main() -> int:
     """Make the environments, run all checks in each, print a table. Exit status 1 when one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names; all without")
-    parser.add_argument("--short", action="store_true", help="some checks with the oldest; none if it cannot be made")
+    parser.add_argument(
+        "--short", action="store_true", help="some checks with the oldest and the newest that can be made"
+    )
     parser.add_argument("--only-make", action="store_true", help="make the environments, and run nothing in them")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where environments are made, and kept")
     parser.add_argument("--remove", action="store_true", help="remove each environment when its checks are done")
     options = parser.parse_args()
-    chosen: tuple[Environment, ...] = (OLDEST,) if options.short else ENVIRONMENTS
+    chosen: tuple[Environment, ...] = tuple(SHORT) if options.short else ENVIRONMENTS
     chosen = tuple(each for each in chosen if not options.names or any(name in each.name for name in options.names))
     rows, bad = [], False
     for environment in chosen:
-        checks = () if options.only_make else SHORT if options.short else CHECKS
+        checks = () if options.only_make else SHORT[environment] if options.short else CHECKS
         lines, failed = _run_in(environment, options.folder.absolute(), checks, short=options.short)
         rows += lines
         bad |= failed
