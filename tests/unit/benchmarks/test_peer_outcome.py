@@ -99,6 +99,27 @@ def test_a_world_that_shrinks_says_so() -> None:
     assert outcome.recovery_s == pytest.approx(2.5)
 
 
+def test_a_tool_may_leave_out_the_row_of_the_failed_rank() -> None:
+    """Two of four ranks train on; with tools that leave out one rank at most this is no recovery."""
+    together = {step: step + 1.0 for step in range(15)}
+    row = [
+        Process(
+            pid,
+            (
+                Began(0.0),
+                *(Stepped(at_s, step, 4) for step, at_s in together.items()),
+                *(Stepped(step + 3.0, step, 2) for step in range(15, 20)),
+                Finished(23.0, "two"),
+            ),
+        )
+        for pid in (1, 2)
+    ]
+    lost = [process(pid, even(range(15)), world=4, digest=None) for pid in (3, 4)]
+    assert recovered([*row, *lost], 4, FAULT_S, FAULT_STEP, fewest=2).world == 2
+    with pytest.raises(NoRecovery, match="no world of 4 to 3 ranks"):
+        recovered([*row, *lost], 4, FAULT_S, FAULT_STEP)
+
+
 def test_ranks_that_do_not_agree_have_no_digest() -> None:
     ranks = [process(1, even(range(20)), digest="one"), process(2, even(range(20)), digest="other")]
     assert undisturbed(ranks, ranks=2).digest == ""

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
+from midstep.benchmarks.peers import __main__ as command
 from midstep.benchmarks.peers import environment, report, results, summary, table
 from midstep.benchmarks.peers.kinds import Fault, Setting, Trial
 from midstep.benchmarks.peers.outcome import Outcome
-from midstep.benchmarks.peers.registry import PEERS
+from midstep.benchmarks.peers.registry import PEERS, SHARDED
 from midstep.benchmarks.peers.results import Attempt, Results
 from midstep.benchmarks.peers.summary import Bits, Row, row_of
 
@@ -104,6 +106,39 @@ def test_the_page_has_all_peers_for_each_fault_that_was_tried() -> None:
     assert "| DLRover flash checkpoint, tuned | not tried: cannot be installed here: no wheel |" in page
     assert "plain DDP" not in page
     assert "SIGKILL" not in page
+
+
+def test_tools_that_shard_the_model_have_tables_of_their_own() -> None:
+    """Each beside a plain run that shards it as well."""
+    killed = {peer: Trial(peer, Setting.TUNED, Fault.KILL, 4) for peer in ("hsdp.midstep", "hsdp.torchft")}
+    calm = {peer: Trial(peer, Setting.DEFAULT, Fault.NONE, 4) for peer in ("hsdp.plain", "hsdp.midstep")}
+    found = Results(
+        {},
+        [
+            *(attempt(trial, 0.0) for trial in calm.values()),
+            *(attempt(trial, excess_s) for trial, excess_s in zip(killed.values(), (0.5, 5.0), strict=True)),
+        ],
+    )
+    page = report.page(found, SHARDED)
+    assert "| 4, kill | tuned 0.50 (0.50-0.50) | torchft nightly, tuned 5.00 (5.00-5.00) | 0.10 |" in page
+    assert "| midstep, tuned | **0.50** (0.50-0.50) | 0.60 (0.60-0.60) | 0 | 0 | 4 | equal |" in page
+    assert "step, ms | to plain HSDP |" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [("hsdp", tuple(SHARDED)), ("hsdp.midstep, hsdp.plain", ("hsdp.midstep", "hsdp.plain")), ("plain", ("plain",))],
+)
+def test_all_peers_of_a_comparison_have_one_workload(given: str, names: tuple[str, ...]) -> None:
+    context = click.Context(command.main)
+    assert command.peers_named(context, command.main.params[0], given) == names
+
+
+@pytest.mark.parametrize("given", ["midstep,hsdp.midstep", "hsdp.dlrover", ""])
+def test_a_mixture_of_workloads_is_refused_with_the_names_of_each(given: str) -> None:
+    context = click.Context(command.main)
+    with pytest.raises(click.BadParameter, match=r"there are midstep, .*; and, with another workload, hsdp\.midstep"):
+        command.peers_named(context, command.main.params[0], given)
 
 
 def test_what_is_kept_has_no_logs() -> None:
