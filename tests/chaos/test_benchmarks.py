@@ -47,6 +47,7 @@ def test_a_benchmark_measures(name: str, tmp_path: Path) -> None:
 
 WHOLE = {
     "peers": "--peers midstep,torchrun --settings default --faults kill --ranks 2 --repeat 1 --limit 110",
+    "peers, sharded": "--peers hsdp.midstep,hsdp.torchrun --settings default --faults kill --ranks 4 --repeat 1",
     "regression": "--only repair,machine --short",
 }
 
@@ -55,12 +56,13 @@ WHOLE = {
 def test_a_comparison_measures(name: str, tmp_path: Path) -> None:
     """Those that run others. midstep and torchrun need no environment of their own; what got worse does not matter."""
     figures = tmp_path / "figures.json"
-    command = [sys.executable, "-m", f"benchmarks.{name}", *WHOLE[name].split(), "--json", str(figures)]
+    module = name.partition(",")[0]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *WHOLE[name].split(), "--json", str(figures)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=BENCHMARKS.parent)
     assert run.returncode in {0, 1}, run.stdout + run.stderr
     assert "Traceback" not in run.stderr
     assert figures.stat().st_size > 0
-    if name == "peers":
+    if module == "peers":
         found = json.loads(figures.read_text())["attempts"]
         assert [attempt["why"] for attempt in found] == ["", ""]
 
