@@ -14,7 +14,7 @@ from typing import TypeGuard
 import pytest
 
 from midstep.benchmarks.peers import report, results
-from midstep.benchmarks.peers.registry import PEERS
+from midstep.benchmarks.peers.registry import PEERS, SHARDED
 from midstep.benchmarks.regression import record, text
 from midstep.cli.main import COMMANDS
 from midstep.controller.recovery.machine import ROWS
@@ -159,6 +159,7 @@ GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "contracts": (CONTRACTS, contracts),
     "attacks": (SECURITY, attacks),
     "peers": (BENCHMARKS, lambda: report.page(results.load(report.KEPT, {}), PEERS)),
+    "sharded peers": (BENCHMARKS, lambda: report.page(results.load(report.KEPT_SHARDED, {}), SHARDED)),
     "history": (BENCHMARKS, lambda: text.history(record.kept())),
 }
 
