@@ -13,7 +13,7 @@ from rich.console import Console
 from midstep.benchmarks import launching
 
 from . import environment, report, results, trial
-from .kinds import Fault, Setting, Trial
+from .kinds import COLUMNS, Fault, Setting, Trial
 from .outcome import NoRecovery
 from .picture import draw
 from .plan import Peer
@@ -120,6 +120,9 @@ def main(
 
     The peers are installed into an environment of their own, `.versions/peers`, when they are first asked for.
     """
+    sharded = set(peers) <= set(SHARDED)
+    if sharded and any(size < 2 * COLUMNS or size % COLUMNS for size in sizes):
+        raise click.UsageError(f"a sharded model has rows of {COLUMNS} ranks, and at least two: give --ranks 4")
     launching.end_jobs_on_sigterm()
     found = results.load(file, machine())
     programs = programs_for(peers, found)
@@ -130,7 +133,6 @@ def main(
         if each.peer not in found.not_installed and (each.setting, each.fault) not in ALL[each.peer].cannot
     ]
     run_all(list(found.left(possible, repeat)), found, file, programs=programs, limit_s=limit_s)
-    sharded = set(peers) <= set(SHARDED)
     registry = SHARDED if sharded else PEERS
     click.echo(report.page(found, registry))
     picture_of(found, registry, picture)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from midstep.benchmarks.peers import __main__ as command
 from midstep.benchmarks.peers import environment, report, results, summary, table
@@ -139,6 +140,14 @@ def test_a_mixture_of_workloads_is_refused_with_the_names_of_each(given: str) ->
     context = click.Context(command.main)
     with pytest.raises(click.BadParameter, match=r"there are midstep, .*; and, with another workload, hsdp\.midstep"):
         command.peers_named(context, command.main.params[0], given)
+
+
+@pytest.mark.parametrize("ranks", ["2", "4,5"])
+def test_a_sharded_model_wants_two_rows(ranks: str) -> None:
+    """Before anything is installed or run."""
+    done = CliRunner().invoke(command.main, ["--peers", "hsdp", "--ranks", ranks])
+    assert done.exit_code == 2
+    assert "give --ranks 4" in done.output
 
 
 def test_what_is_kept_has_no_logs() -> None:
