@@ -25,9 +25,10 @@ def train(workload: "Workload") -> None:
     from lm_resiliency import InMemoryCkptConfig, enable_resiliency
 
     tuned = workload.setting is Setting.TUNED
-    dist.init_process_group("gloo", timeout=timedelta(seconds=replicated.GROUP_TIMEOUT_S) if tuned else None)
+    limit = timedelta(seconds=replicated.GROUP_TIMEOUT_S) if tuned else None
+    dist.init_process_group("gloo", timeout=limit)
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = mesh.shard(workload.network(), mesh.rows_and_columns())
+    model = mesh.shard(workload.network(), mesh.rows_and_columns(limit))
     optimizer = workload.optimizer(model)
     folder = str(workload.directory / "copies")
     copies = InMemoryCkptConfig(disk_folder=folder, replication_jump=COLUMNS, pin_memory=False)

@@ -1,5 +1,6 @@
 """The sharding of every tool here: blocks and the whole model, by `fully_shard`, over rows of two ranks."""
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..kinds import COLUMNS
@@ -12,13 +13,17 @@ if TYPE_CHECKING:
     from ..workload import Workload
 
 
-def rows_and_columns() -> "DeviceMesh":
-    """Return the mesh of all ranks."""
+def rows_and_columns(limit: timedelta | None = None) -> "DeviceMesh":
+    """Return the mesh of all ranks. `limit`: the time that a collective may take; None: torch's own."""
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d
     from torch.distributed.device_mesh import init_device_mesh
 
     names = ("replicate", "shard")
-    return init_device_mesh("cpu", (dist.get_world_size() // COLUMNS, COLUMNS), mesh_dim_names=names)
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // COLUMNS, COLUMNS), mesh_dim_names=names)
+    for name in names if limit is not None else ():  # the mesh does not take over that of the world
+        distributed_c10d._set_pg_timeout(limit, mesh.get_group(name))
+    return mesh
 
 
 def shard(network: "nn.Module", mesh: "DeviceMesh") -> Any:

@@ -25,7 +25,7 @@ def train(workload: "Workload") -> None:
     limit = timedelta(seconds=replicated.GROUP_TIMEOUT_S) if workload.setting is Setting.TUNED else None
     dist.init_process_group("gloo", timeout=limit)
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = mesh.shard(workload.network(), mesh.rows_and_columns())
+    model = mesh.shard(workload.network(), mesh.rows_and_columns(limit))
     optimizer = workload.optimizer(model)
     checkpoints = Checkpoints(workload.directory / "checkpoints", model, optimizer)
     for step in range(checkpoints.load(), workload.total_steps):
