@@ -21,8 +21,9 @@ def rows_and_columns(limit: timedelta | None = None) -> "DeviceMesh":
 
     names = ("replicate", "shard")
     mesh = init_device_mesh("cpu", (dist.get_world_size() // COLUMNS, COLUMNS), mesh_dim_names=names)
-    for name in names if limit is not None else ():  # the mesh does not take over that of the world
-        distributed_c10d._set_pg_timeout(limit, mesh.get_group(name))
+    if limit is not None:  # its groups do not take over that of the world
+        for name in names:
+            distributed_c10d._set_pg_timeout(limit, mesh.get_group(name))
     return mesh
 
 
