@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from midstep.benchmarks import figures, launching, records
+from midstep.benchmarks.peers.hsdp.midstep import PRELOAD
 
 SCRIPT, DDP = "fsdp_job.py", "ddp"
 NO_RANK = -1
@@ -28,7 +29,6 @@ WARM_UP_STEPS, KILLED_STEP, STEPS_OF_RECOVERY = 6, 15, 20
 SIZES = {"126M": 126_000_000, "1G": 1_000_000_000, "4M": 4_000_000}  # the last one: to try the script
 PLAIN = "torchrun"
 COPYING = ["replica", "host_copy", "checkpoint"]
-PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.device_mesh"]
 POLICIES: dict[str, dict[str, Any]] = {
     "midstep": {},
     "midstep, a copy in every step": {"restore": COPYING, "host_copy": {"every_steps": 1}},

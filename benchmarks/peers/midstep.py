@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 from .plan import Peer, Plan, Program, Start
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from .workload import Workload
 
 TUNED = Path(__file__).with_name("midstep-tuned.yaml")
@@ -38,11 +41,22 @@ def train(workload: "Workload") -> None:
     import midstep
 
     midstep.init_process_group()
-    rank, world = dist.get_rank(), dist.get_world_size()
     with midstep.building():
         network = workload.network()
     model = DistributedDataParallel(network)
     optimizer = workload.optimizer(model)
+    loop(workload, model, optimizer)
+    workload.finished(network.parameters())
+    dist.destroy_process_group()
+
+
+def loop(workload: "Workload", model: "nn.Module", optimizer: "torch.optim.Optimizer") -> None:
+    """Do all steps, and repeat those that a fault interrupts; however the model is spread over ranks."""
+    import torch.distributed as dist
+
+    import midstep
+
+    rank, world = dist.get_rank(), dist.get_world_size()
     state = midstep.TrainState(model=model, optimizer=optimizer)
 
     @midstep.resilient(state)
@@ -57,5 +71,3 @@ def train(workload: "Workload") -> None:
             workload.stepped(step.index, world)
 
     wrapped()
-    workload.finished(network.parameters())
-    dist.destroy_process_group()

@@ -10,6 +10,9 @@ from .kinds import Fault, Setting
 from .plan import HOST, Peer, Plan, Program, Start, free_port
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from .workload import Workload
 
 RESTARTS = ("--max-restarts", "10")  # what its own launch component says
@@ -55,37 +58,52 @@ def train(workload: "Workload") -> None:
     import torchft
 
     place, replicas = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["NUM_REPLICA_GROUPS"])
-    tuned = workload.setting is Setting.TUNED
-    collective = timedelta(seconds=GLOO_CROWDED_S if replicas >= CROWDED_RANKS else GLOO_S)
     network = workload.network()
-    plain = workload.optimizer(network)
+    optimizer = workload.optimizer(network)
+    manager = manager_of(workload, network, optimizer, GLOO_CROWDED_S if replicas >= CROWDED_RANKS else GLOO_S)
+    loop(workload, manager, torchft.DistributedDataParallel(manager, network), optimizer, place)
+    workload.finished(network.parameters())
+    manager.shutdown()
+
+
+def manager_of(
+    workload: "Workload", model: "nn.Module", optimizer: "torch.optim.Optimizer", collective_s: float
+) -> Any:
+    """Make the manager of a replica group, which hands the state of both to a newcomer."""
+    import torchft
 
     def state_dict() -> dict[str, Any]:
-        return {"model": network.state_dict(), "optimizer": plain.state_dict()}
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
     def load_state_dict(state: dict[str, Any]) -> None:
-        network.load_state_dict(state["model"])
-        plain.load_state_dict(state["optimizer"])
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
 
-    manager = torchft.Manager(
+    tuned, collective = workload.setting is Setting.TUNED, timedelta(seconds=collective_s)
+    return torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=collective) if tuned else torchft.ProcessGroupGloo(),
         min_replica_size=int(os.environ[MINIMUM]),
         load_state_dict=load_state_dict,
         state_dict=state_dict,
-        replica_id=f"replica_{place}",
+        replica_id=f"replica_{os.environ['REPLICA_GROUP_ID']}",
         use_async_quorum=False,  # else a newcomer's first step is lost, and the world differs in it
         **({"timeout": timedelta(seconds=10)} if tuned else {}),
     )
-    model = torchft.DistributedDataParallel(manager, network)
+
+
+def loop(
+    workload: "Workload", manager: Any, model: Any, plain: "torch.optim.Optimizer", place: int, ranks: int = 1
+) -> None:
+    """Do all steps. `ranks`: of a replica group."""
+    import torchft
+
     optimizer = torchft.Optimizer(manager, plain)
     while manager.current_step() < workload.total_steps:
         optimizer.zero_grad()
-        step = manager.current_step()
+        step = manager.current_step()  # a newcomer has the others' by now
         loss = model(*workload.batch(step, place))
         workload.fault_point(step, place)
         loss.backward()
         optimizer.step()
         if manager.current_step() > step:
-            workload.stepped(step, manager.num_participants())
-    workload.finished(network.parameters())
-    manager.shutdown()
+            workload.stepped(step, manager.num_participants() * ranks)

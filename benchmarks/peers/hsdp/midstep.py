@@ -1,7 +1,8 @@
 """midstep: the newcomer gets its pieces from the rank of the other row, and the step is repeated."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from .. import midstep as replicated
 from ..plan import Peer, Plan, Start
@@ -10,11 +11,16 @@ from . import mesh
 if TYPE_CHECKING:
     from ..workload import Workload
 
-POLICIES = Path(__file__).parent
+# Of docs/fsdp.md: modules that the fork server imports ahead of a replacement.
+PRELOAD = ["torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.device_mesh"]
 
 
 def _plan(start: Start) -> Plan:
-    return replicated.launched(start, POLICIES / ("midstep-tuned.yaml" if start.tuned else "midstep-default.yaml"))
+    policy = yaml.safe_load(replicated.TUNED.read_text()) if start.tuned else {}
+    policy["standby"] = {**policy.get("standby", {}), "preload": PRELOAD}
+    path = start.notes / "policy.yaml"
+    path.write_text(yaml.safe_dump(policy))
+    return replicated.launched(start, path)
 
 
 PEER = Peer("midstep", (), _plan)
@@ -27,24 +33,10 @@ def train(workload: "Workload") -> None:
     import midstep
 
     midstep.init_process_group()
-    rank, world = dist.get_rank(), dist.get_world_size()
     with midstep.building():
         network = workload.network()
     model = mesh.shard(network, mesh.rows_and_columns())
     optimizer = workload.optimizer(model)
-    state = midstep.TrainState(model=model, optimizer=optimizer)
-
-    @midstep.resilient(state)
-    def wrapped() -> None:
-        for step in state.steps(workload.total_steps):
-            optimizer.zero_grad()
-            loss = model(*workload.batch(step.index, rank))
-            workload.fault_point(step.index, rank)
-            loss.backward()
-            with step.update():
-                optimizer.step()
-            workload.stepped(step.index, world)
-
-    wrapped()
+    replicated.loop(workload, model, optimizer)
     mesh.finished(workload, model)
     dist.destroy_process_group()

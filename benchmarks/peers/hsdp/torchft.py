@@ -6,7 +6,7 @@ torchtitan's integration of torchft does.
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import torchft as replicated
 from ..kinds import COLUMNS, Setting
@@ -29,7 +29,6 @@ PEER = Peer("torchft nightly", replicated.REQUIREMENTS, _plan)
 def train(workload: "Workload") -> None:
     """Train until all steps are committed; each step asks for a quorum, and is repeated when it fails."""
     import torch.distributed as dist
-    import torchft
     from torch.distributed.device_mesh import init_device_mesh
     from torchft.process_group import ManagedProcessGroup
 
@@ -39,24 +38,8 @@ def train(workload: "Workload") -> None:
     dist.init_process_group("gloo", timeout=limit if tuned else None)
     place = group * COLUMNS + dist.get_rank()
     model = mesh.shard(workload.network(), init_device_mesh("cpu", (COLUMNS,), mesh_dim_names=("shard",)))
-    plain = workload.optimizer(model)
-
-    def state_dict() -> dict[str, Any]:
-        return {"model": model.state_dict(), "optimizer": plain.state_dict()}
-
-    def load_state_dict(state: dict[str, Any]) -> None:
-        model.load_state_dict(state["model"])
-        plain.load_state_dict(state["optimizer"])
-
-    manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=limit) if tuned else torchft.ProcessGroupGloo(),
-        min_replica_size=int(os.environ[replicated.MINIMUM]),
-        load_state_dict=load_state_dict,
-        state_dict=state_dict,
-        replica_id=f"replica_{group}",
-        use_async_quorum=False,  # else a newcomer's first step is lost, and the world differs in it
-        **({"timeout": timedelta(seconds=10)} if tuned else {}),
-    )
+    optimizer = workload.optimizer(model)
+    manager = replicated.manager_of(workload, model, optimizer, replicated.GLOO_S)
     rows = ManagedProcessGroup(manager)
     rows.register("rows")
 
@@ -66,16 +49,7 @@ def train(workload: "Workload") -> None:
     for module in model.modules():
         if hasattr(module, "set_all_reduce_hook"):
             module.set_all_reduce_hook(average)
-    optimizer = torchft.Optimizer(manager, plain)
-    while manager.current_step() < workload.total_steps:
-        optimizer.zero_grad()
-        step = manager.current_step()  # a newcomer has the others' by now
-        loss = model(*workload.batch(step, place))
-        workload.fault_point(step, place)
-        loss.backward()
-        optimizer.step()
-        if manager.current_step() > step:
-            workload.stepped(step, manager.num_participants() * COLUMNS)
+    replicated.loop(workload, manager, model, optimizer, place, COLUMNS)
     mesh.finished(workload, model)
     manager.shutdown(wait=False)
     dist.destroy_process_group()
