@@ -254,10 +254,10 @@ class Account:
 
     def over(self, cost: Spent) -> list[str]:
         """Return each budget that has no room left for `cost`, with the ranks or nodes; empty when all have."""
-        if self._facts.max_restarts is not None and self._entry.rung in WORLD_RESTARTS:
-            return _restarts_spent(self._facts)
-        budget = self._entry.budget
-        over = []
+        limit, budget, over = self._facts.max_restarts, self._entry.budget, []
+        if limit is not None and self._entry.rung in WORLD_RESTARTS:
+            used = sum(spent.rung in WORLD_RESTARTS for spent in self._facts.spent)
+            return [] if used < limit else [f"budget max-restarts is spent: {used} of {limit} in this job"]
         if budget.per_job is not None and len(self._within) >= budget.per_job:
             over.append(_over(budget, "per_job", len(self._within), budget.per_job))
         for used, ranks in _used_up(cost.ranks, self._by_rank, budget.per_rank).items():
@@ -278,12 +278,9 @@ class Account:
 
 
 def _can_count(spent: Spent, entry: RungPolicy | None, now: float) -> bool:
-    if entry is None:
+    if entry is None or {entry.budget.per_job, entry.budget.per_rank, entry.budget.per_node} == {None}:
         return False
-    budget = entry.budget
-    if budget.per_job is None and budget.per_rank is None and budget.per_node is None:
-        return False
-    return in_window(spent.at_s, budget.window_s, now)
+    return in_window(spent.at_s, entry.budget.window_s, now)
 
 
 def in_window(at_s: float, window_s: float, now: float) -> bool:
@@ -319,9 +316,3 @@ def _over(budget: Budget, name: str, used: int, limit: int | None) -> str:
 
 def _window(window_s: float) -> str:
     return "in this job" if window_s == 0 else f"within {window_s:g} s"
-
-
-def _restarts_spent(facts: Facts) -> list[str]:
-    limit = facts.max_restarts or 0
-    used = sum(entry.rung in WORLD_RESTARTS for entry in facts.spent)
-    return [] if used < limit else [f"budget max-restarts is spent: {used} of {limit} in this job"]

@@ -132,10 +132,8 @@ class CodeTable:
 
     def find(self, code: str) -> CodeRule | None:
         """Return the rule for `code`; None when there is none."""
-        exact = self._exact.get(code.lower())
-        if exact is not None:
-            return exact
-        return next((rule for pattern, rule in self._patterns if pattern.fullmatch(code)), None)
+        by_pattern = (rule for pattern, rule in self._patterns if pattern.fullmatch(code))
+        return self._exact.get(code.lower()) or next(by_pattern, None)
 
 
 class FaultCodes:
@@ -150,10 +148,6 @@ class FaultCodes:
         self._table = CodeTable(table)
         self._own = CodeTable(own or {})
         self._unknown = level_named(unknown)
-
-    def known(self, code: str) -> bool:
-        """Say whether there is a rule for `code`."""
-        return self._own.find(code) is not None or self._table.find(code) is not None
 
     def completed(self, report: FaultReport) -> FaultReport:
         """Return `report` with the level, kind and meaning of its code. One without a code is returned as it is.

@@ -14,31 +14,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from ..protocol.incidents import BudgetUse
-from ..protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung, SkippedRung
+from ..protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung
 from ..protocol.wording import count
-from .budgets import (
-    WORLD_RESTARTS,
-    Account,
-    Facts,
-    Party,
-    Roles,
-    Spent,
-    failures_by_node,
-    tried,
-    worn_out,
-)
+from .budgets import WORLD_RESTARTS, Account, Facts, Party, Roles, Spent, failures_by_node, tried, worn_out
+from .fault_codes import TREATMENTS, Treatment
 from .rungs import RULES, Placement, RungQuery, charge
 from .schema import NodePolicy, Policy
 
 # What a new process on the same device mends. NotHandleFault asks for nothing, so it bars nothing.
-IN_PLACE_LEVELS = frozenset(
-    {
-        FaultLevel.SOFTWARE,
-        FaultLevel.NOT_HANDLE,
-        FaultLevel.RESTART_REQUEST,
-        FaultLevel.RESTART_BUSINESS,
-    }
-)
+_IN_PLACE = frozenset({Treatment.RESTART, Treatment.NOTE})
 
 
 class Course(msgspec.Struct, frozen=True):
@@ -174,9 +158,8 @@ def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
     broken = _broken_nodes(facts, in_use)
     worn = _worn_nodes(facts, roles, node_policy, broken)
     at_fault = set(facts.culprits)
-    unmended = _unfit_for(
-        Rung.RETRY_STEP, facts, roles, worn | broken, [r for r in facts.mendable if r not in at_fault]
-    )
+    mendable = [rank for rank in facts.mendable if rank not in at_fault]
+    unmended = _unfit_for(Rung.RETRY_STEP, facts, roles, worn | broken, mendable)
     culprits = sorted({*at_fault, *unmended})
     barred = {**facts.closed, **broken}
     misfits = {}
@@ -185,14 +168,8 @@ def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
         if node is None or node in barred:
             misfits[rank] = f"the node of rank {rank} is not known" if node is None else barred[node]
     obstacles = _unfit_for(Rung.RECOVER_IN_PLACE, facts, roles, worn, [r for r in culprits if r not in misfits])
-    leave = set(broken)
-    homeless = []
-    for rank in culprits:
-        node = facts.nodes.get(rank)
-        if node is None:
-            homeless.append(rank)
-        elif rank in misfits or rank in obstacles:
-            leave.add(node)
+    homeless = [rank for rank in culprits if rank not in facts.nodes]
+    leave = {*broken, *(facts.nodes[rank] for rank in {*misfits, *obstacles}.difference(homeless))}
     moved = [rank for rank, node in facts.nodes.items() if node in leave] if leave else []
     away = {*moved, *homeless}
     to = _spares_for(facts, sorted(leave)) if leave else {}
@@ -209,7 +186,7 @@ def place(facts: Facts, roles: Roles, node_policy: NodePolicy) -> Placement:
         broken=broken,
         closed={node: why for node, why in facts.closed.items() if node in in_use} | broken,
         worn=worn,
-        homeless=tuple(sorted(set(homeless))),
+        homeless=tuple(homeless),
         to=to,
         built=tuple(sorted(rank for rank in moved if rank in facts.built_ahead.get(to.get(facts.nodes[rank], ""), ()))),
     )
@@ -223,7 +200,7 @@ def _broken_nodes(facts: Facts, in_use: set[str]) -> dict[str, str]:
     for fault in facts.faults:
         # A report that names its node is believed: ranks move.
         where = fault.node if fault.node is not None or fault.rank is None else facts.nodes.get(fault.rank)
-        beyond_restart = fault.kind is FaultKind.NODE_LOST or fault.level not in IN_PLACE_LEVELS
+        beyond_restart = fault.kind is FaultKind.NODE_LOST or TREATMENTS[fault.level] not in _IN_PLACE
         if where in in_use and beyond_restart:
             broken.setdefault(where, _hardware_reason(fault, where))
     return broken
@@ -247,12 +224,9 @@ def _worn_nodes(facts: Facts, roles: Roles, policy: NodePolicy, broken: dict[str
     if any(leave_nodes.isdisjoint(party.entries) for party in roles.parties(at_fault)):
         return {}
     failures = failures_by_node(facts.node_failures, policy, facts.now)
-    worn = {}
-    for node in sorted({facts.nodes[rank] for rank in at_fault if rank in facts.nodes}):
-        reason = worn_out(node, failures[node], policy)
-        if reason is not None and node not in broken:
-            worn[node] = reason
-    return worn
+    nodes = sorted({facts.nodes[rank] for rank in at_fault if rank in facts.nodes} - broken.keys())
+    reasons = {node: worn_out(node, failures[node], policy) for node in nodes}
+    return {node: reason for node, reason in reasons.items() if reason is not None}
 
 
 def _unfit_for(rung: Rung, facts: Facts, roles: Roles, spoiled: dict[str, str], ranks: list[int]) -> dict[int, str]:
@@ -272,10 +246,7 @@ def _unfit_for(rung: Rung, facts: Facts, roles: Roles, spoiled: dict[str, str], 
             reasons = everywhere or account.over(charge(facts, rung, (rank,)))
             if reasons:
                 refused[rank] = f"{party.prefix}{rung}: {'; '.join(reasons)}"
-    for rank in ranks:
-        if facts.nodes.get(rank, "") in spoiled:
-            refused[rank] = spoiled[facts.nodes[rank]]
-    return refused
+    return refused | {rank: spoiled[facts.nodes[rank]] for rank in ranks if facts.nodes.get(rank, "") in spoiled}
 
 
 def _spares_for(facts: Facts, leave: list[str]) -> dict[str, str]:

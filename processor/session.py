@@ -100,10 +100,9 @@ class Session:
         if command.generation == self._quiesced:  # repeated, too; waiting here, it would keep the Rejoin out
             return Heard(False, why_not=f"the train thread has stopped for generation {command.generation} already")
         self.boundary = None
-        abort = self.stage in _ABORTABLE
         self.generation = command.generation
         self._order, self.replaces = command, command.replaces
-        return Heard(True, abort=abort)
+        return Heard(True, abort=self.stage in _ABORTABLE)
 
     def _hear_boundary(self, command: Quiesce) -> Heard:
         """Note a stop some steps ahead. The generation continues until then."""

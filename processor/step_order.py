@@ -28,11 +28,9 @@ class Orders(Protocol):
 
     def interrupted(self) -> bool:
         """Return whether the controller wants the train thread to stop."""
-        ...
 
     def begins(self, step: int) -> bool:
         """Return whether the step may be begun; False where all ranks are to stop between two steps."""
-        ...
 
 
 class Act(enum.Enum):

@@ -9,7 +9,7 @@ knows more: whether it lives on and can mend itself. So the detector's report wa
 and a report that comes after that word is the same fault once more.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -33,7 +33,7 @@ from .incident import Verdict
 from .orders import ask_for_clocks
 from .state import EXCUSED, OVER, JobState, Phase
 from .topic import ALIVE, Owed, PhaseLimit, Recs, Row, Rule, Topic
-from .world import AT_WORK, DONE, GONE, RankEvent, RankState
+from .world import AT_WORK, DONE, GONE, Holder, RankEvent, RankState
 
 # The rank that says so is most likely not the one at fault: ranks that wait for a dead or stalled rank report first.
 SUSPICIONS = frozenset({FaultKind.COMMUNICATION, FaultKind.STALL, FaultKind.LINK_UP})
@@ -79,10 +79,8 @@ def _on_process_exited(state: JobState, event: m.ProcessExited) -> Recs:
 def _take_fault(state: JobState, rec: do.TakeFault) -> Recs:
     """Drop what is stale, put off what has no world, remember the rest: blame, or wait for the culprit."""
     report = rec.report
-    if report.kind is FaultKind.UNRESPONSIVE:
-        left_alone, recs = _suspended(state, report)
-        if left_alone:
-            return recs
+    if report.kind is FaultKind.UNRESPONSIVE and _is_seen_to(state, report):
+        return None
     if state.phase in {*OVER, Phase.WAITING}:
         _put_off(state, report)
         return None
@@ -101,7 +99,7 @@ def _take_fault(state: JobState, rec: do.TakeFault) -> Recs:
     return [do.Blame(report), do.Decide()]
 
 
-def _suspended(state: JobState, report: FaultReport) -> tuple[bool, Recs]:
+def _is_seen_to(state: JobState, report: FaultReport) -> bool:
     """An agent sees that a process is stopped: say whether that is left as it is, or seen to here.
 
     No wait for it is worth its time, in any phase in which it is needed. A script that is not resilient is left as it
@@ -116,8 +114,8 @@ def _suspended(state: JobState, report: FaultReport) -> tuple[bool, Recs]:
         # The others save without it as soon as its end is known.
         state.send(node_address(holder.node), m.StopProcess(holder.rank, holder.incarnation, grace_s=0.0))
     else:
-        return False, None
-    return True, None
+        return False
+    return True
 
 
 def _put_off(state: JobState, report: FaultReport) -> None:
@@ -137,7 +135,7 @@ def _stale(state: JobState, report: FaultReport) -> str | None:
         return "fault of an earlier process"
     if holder is None or (report.node and holder.node and report.node != holder.node):
         return "fault on a node that the rank has left"
-    if report.kind in _STRUCK and _is_known(state, report):
+    if report.kind in _STRUCK and _from_outside(report) and _is_known(state, report, holder):
         return "fault of memory that its process has reported, or that is older than it"
     return None
 
@@ -163,9 +161,7 @@ def _blame(state: JobState, rec: do.Blame) -> Recs:
     report = rec.report
     if not rec.known:
         state.remember(report)
-    ranks = [report.rank] if report.rank is not None else []
-    if report.rank is None and report.node is not None:
-        ranks = [holder.rank for holder in state.world.on(report.node)]
+    ranks = [holder.rank for holder in state.world.on(report.node or "")] if report.rank is None else [report.rank]
     state.incident, nodes = state.incident.failed({rank: state.world.holders[rank].node for rank in ranks})
     failures = [*state.accounts.node_failures, *(NodeFailure(name, state.now) for name in nodes)]
     window_s = state.policy.node.window_s
@@ -175,8 +171,9 @@ def _blame(state: JobState, rec: do.Blame) -> Recs:
     for rank in ranks:
         if report.kind in _STRUCK and not _from_outside(report):
             state.world.holders[rank].memory_fault_s = state.now
-        if state.incident.suspicions:
-            _answered(state, rank)
+        if any(each.rank == rank for each in state.incident.suspicions):  # the word of its process is there
+            still = (each for each in state.incident.suspicions if not (each.rank == rank and _from_outside(each)))
+            state.incident = state.incident.suspect_only(still)
         verdict = state.incident.verdict(rank)
         if not report.mendable or not state.world.holders[rank].resilient or verdict is Verdict.CULPRIT:
             state.incident = state.incident.blame(rank, report)
@@ -188,26 +185,15 @@ def _blame(state: JobState, rec: do.Blame) -> Recs:
     return None
 
 
-def _answered(state: JobState, rank: int) -> None:
-    """End the wait for the word of a rank's process whose memory was struck."""
-    suspicions = state.incident.suspicions
-    if any(each.rank == rank for each in suspicions):
-        still = (each for each in suspicions if not (each.rank == rank and _from_outside(each)))
-        state.incident = state.incident.suspect_only(still)
-
-
 # --- struck memory ----------------------------------------------------------------------------------------------------
 
 
-def _is_known(state: JobState, report: FaultReport) -> bool:
+def _is_known(state: JobState, report: FaultReport, holder: Holder) -> bool:
     """Say whether a detector reports what the process has told already, or what struck the one before it.
 
     What a detector says soon after a process was replaced is about the one before it: a process that is hurt all the
     same says so itself.
     """
-    if report.rank is None or not _from_outside(report):
-        return False
-    holder = state.world.holders[report.rank]
     if report.at_s < holder.started_s + (SAME_FAULT_S if holder.incarnation > 1 else 0.0):
         return True
     if state.incident.verdict(report.rank) in {Verdict.MENDING, Verdict.MENDED}:
@@ -236,8 +222,10 @@ def _from_outside(report: FaultReport) -> bool:
 
 def _suspect(state: JobState, rec: do.Suspect) -> Recs:
     """Note that something is wrong, and give the culprit's own report a moment to arrive."""
-    report, known = rec.report, state.phase is Phase.SUSPECTING
-    if not _is_one_of_many(state, report):
+    report, known, suspicions = rec.report, state.phase is Phase.SUSPECTING, state.incident.suspicions
+    # In a large job all ranks say the same: one more adds nothing then.
+    enough = report.kind in SUSPICIONS and len(suspicions) >= ENOUGH_SUSPICIONS
+    if not (enough and any(each.kind is report.kind for each in suspicions)):
         state.incident = state.incident.suspect(report)
     limit_s = state.policy.deadlines.suspect_s
     if report.kind not in SUSPICIONS:
@@ -250,13 +238,6 @@ def _suspect(state: JobState, rec: do.Suspect) -> Recs:
     if report.kind is FaultKind.STALL and not state.clocks.awaited:
         _read_clocks(state, again=False)
     return None
-
-
-def _is_one_of_many(state: JobState, report: FaultReport) -> bool:
-    """Return whether so many ranks have said the same that one more adds nothing: in a large job all of them say it."""
-    suspicions = state.incident.suspicions
-    many = report.kind in SUSPICIONS and len(suspicions) >= ENOUGH_SUSPICIONS
-    return many and any(each.kind is report.kind for each in suspicions)
 
 
 def _read_clocks(state: JobState, *, again: bool) -> None:
@@ -339,12 +320,11 @@ def _resolve(state: JobState) -> Recs:
     return [do.Decide(hasty=hasty and not state.incident.culprits)]
 
 
-def _still_for_s(stall: StallPolicy, clocks: Iterable[RankProgress]) -> float:
+def _still_for_s(stall: StallPolicy, clocks: Collection[RankProgress]) -> float:
     """Return how long a rank may be at one thing, by the most that any rank allows a step.
 
     Less than the whole step may take: it may have been well for up to a median before it stood still.
     """
-    clocks = list(clocks)
     median_s = max((clock.median_step_s for clock in clocks), default=0.0)
     by_policy_s = stall.factor * median_s + stall.grace_s
     return max((clock.allowed_s or by_policy_s for clock in clocks), default=by_policy_s) - median_s
@@ -390,7 +370,7 @@ def _link_anew(state: JobState, suspicion: FaultReport) -> Recs:
 _WAITING_FOR_PEERS = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 
 
-def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), limit_s: float = 0.0) -> tuple[int, ...]:
+def stalled_ranks(clocks: Collection[RankProgress], silent: Iterable[int] = (), limit_s: float = 0) -> tuple[int, ...]:
     """Return the ranks that hold up the others, from all step clocks read at about the same time.
 
     A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
@@ -398,7 +378,6 @@ def stalled_ranks(clocks: Iterable[RankProgress], silent: Iterable[int] = (), li
     for longer than `limit_s` (the age of their step would hold against them that they had to wait in it). Empty:
     no rank can be blamed.
     """
-    clocks = list(clocks)
     certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
     if certain:
         return tuple(sorted(certain))
@@ -413,19 +392,17 @@ def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
     return tuple(sorted(clock.rank for clock in clocks if clock.activity in EXCUSED))
 
 
-def nobody_waits(clocks: Iterable[RankProgress]) -> bool:
+def nobody_waits(clocks: Collection[RankProgress]) -> bool:
     """Say whether every rank is at work for itself: all of them together are slow, and none holds up another."""
-    clocks = list(clocks)
     return bool(clocks) and not any(clock.suspended or clock.activity in _WAITING_FOR_PEERS for clock in clocks)
 
 
-def moved_on(clocks: Iterable[RankProgress], limit_s: float) -> bool:
+def moved_on(clocks: Collection[RankProgress], limit_s: float) -> bool:
     """Say whether those that all others wait for are at work again, since less than `limit_s`.
 
     In a world that runs, the rank that is furthest behind is not at fault for that. Nor is one that is just about to
     leave what it has waited for: all others have left it a moment ago.
     """
-    clocks = list(clocks)
     if any(clock.suspended for clock in clocks):
         return False
     last = _furthest_behind(clocks)

@@ -9,9 +9,10 @@ import math
 
 from ...protocol.messages import Quiesce
 from ...protocol.types import Activity, FaultKind, RankProgress, rank_address
+from . import topic as do
 from .orders import LOOK, ask_for_clocks, faults_of, next_generation, quiesce
 from .state import EXCUSED, JobState, Phase, PlannedChange, Stage
-from .topic import Blame, Decide, HoldRanks, PhaseLimit, ReadClocks, Recs, Rule, Stay, StoppedAtBoundary, Topic
+from .topic import PhaseLimit, Recs, Rule, Topic, answer_limit_s
 from .world import NOT_STOPPED, RankEvent
 
 LEAD_S = 1.0  # the boundary is at least so far ahead, for the word to reach everybody first
@@ -20,7 +21,7 @@ UNKNOWN_STEP_S = 1.0  # a step's duration, where no rank has a history yet
 LEAST_STEP_S = 0.001
 
 
-def _read_clocks(state: JobState, _: ReadClocks) -> Recs:
+def _read_clocks(state: JobState, _: do.ReadClocks) -> Recs:
     """Ask every node how far its ranks are."""
     change = state.planned.current
     assert change is not None
@@ -62,7 +63,7 @@ def _held_up(clock: RankProgress) -> bool:
     return clock.suspended and clock.activity_age_s > max(LEAD_S, clock.median_step_s)
 
 
-def _stopped(state: JobState, _: StoppedAtBoundary | None = None) -> Recs:
+def _stopped(state: JobState, _: do.StoppedAtBoundary | None = None) -> Recs:
     """A rank has stopped at the boundary: from here on training waits, so the incident begins."""
     change = state.planned.current
     if change is not None and state.history.open is None:
@@ -78,12 +79,12 @@ def _over_time(state: JobState) -> Recs:
     """The boundary is overdue: look who has not reached it, and then go no further."""
     change = state.planned.current
     if change is not None and change.stage is Stage.HOLDING:
-        return [HoldRanks()]
+        return [do.HoldRanks()]
     if change is not None and change.stage is Stage.HANDING_OVER:
-        return [Stay(f"the checkpoint was not written within {state.policy.deadlines.save_s:g} s")]
+        return [do.Stay(f"the checkpoint was not written within {state.policy.deadlines.save_s:g} s")]
     if change is None or change.after_step is None:
         late = faults_of(state, state.world.ranks(*NOT_STOPPED), FaultKind.UNRESPONSIVE, "did not quiesce")
-        return [*map(Blame, late), Decide()] if late else None
+        return [*map(do.Blame, late), do.Decide()] if late else None
     if change.looking:
         return _stop_at_once(state, change)  # a node does not say
     change.looking = True
@@ -112,14 +113,9 @@ def _stop_at_once(state: JobState, change: PlannedChange) -> Recs:
     return None
 
 
-def _answer_limit_s(state: JobState) -> float:
-    limits = state.policy.deadlines
-    return limits.save_s if state.saving.outstanding else limits.quiesce_s
-
-
 BOUNDARY = Topic(
     name="boundary",
-    answers={ReadClocks: _read_clocks, StoppedAtBoundary: _stopped},
+    answers={do.ReadClocks: _read_clocks, do.StoppedAtBoundary: _stopped},
     rules=(Rule(frozenset({Phase.RUNNING, Phase.PAUSING}), lambda state: state.clocks.complete, _clocks_are_read),),
-    limits={Phase.PAUSING: PhaseLimit(_over_time, _answer_limit_s)},
+    limits={Phase.PAUSING: PhaseLimit(_over_time, answer_limit_s)},
 )

@@ -10,7 +10,7 @@ All of it is pure, and runs when a repair is planned (`repair.py`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -63,11 +63,7 @@ def _circle(places: Mapping[int, Location]) -> list[int]:
 def _apart(pairs: Mapping[int, int], places: Mapping[int, Location]) -> tuple[int, int]:
     """Return how many pairs are in two domains, and how many on two nodes."""
     distances = [distance(places[rank], places[buddy]) for rank, buddy in pairs.items()]
-    return _at_least(2, distances), _at_least(1, distances)
-
-
-def _at_least(least: int, distances: Iterable[int]) -> int:
-    return sum(each >= least for each in distances)
+    return distances.count(2), len(distances) - distances.count(0)
 
 
 def paired(places: Mapping[int, Location]) -> dict[int, dict[str, int]]:

@@ -17,16 +17,7 @@ from ...policies.ladder import Ladder
 from ...policies.schema import changes, obstacle
 from ...protocol import controls as c
 from ...protocol.messages import Quiesce
-from ...protocol.types import (
-    CONTROLLER,
-    OPERATOR,
-    Assertion,
-    Decision,
-    FaultKind,
-    FaultReport,
-    Rung,
-    rank_address,
-)
+from ...protocol.types import CONTROLLER, OPERATOR, Assertion, Decision, FaultKind, FaultReport, Rung, rank_address
 from . import topic as do
 from .events import ControlRequested, PolicyApplied
 from .state import OVER, JobState, Phase, PlannedChange
@@ -53,11 +44,9 @@ def _on_control_requested(state: JobState, event: ControlRequested) -> Recs:
     if outcome.refused:
         state.ignore("control that is refused")
         return None
-    what = c.words_of(event.control)
-    _keep(state, c.ControlRecord(state.now, event.asked, what, outcome.text))
+    _keep(state, event.asked, c.words_of(event.control), outcome.text)
     if isinstance(event.control, c.Acknowledge):
         _want(state, acknowledged=state.controls.records[-1])
-    state.say(f"{event.asked.by} ({event.asked.role}) asks to {what}: {event.asked.why}")
     return outcome.recs
 
 
@@ -65,18 +54,11 @@ def _want(state: JobState, **fields: Any) -> None:
     state.controls = msgspec.structs.replace(state.controls, **fields)
 
 
-def _keep(state: JobState, record: c.ControlRecord) -> None:
-    records = (*state.controls.records, record)[-c.MOST_RECORDS :]
+def _keep(state: JobState, asked: c.Asked, what: str, outcome: str) -> None:
+    """Write down what an operator has asked for, and what came of it; say so in the log."""
+    records = (*state.controls.records, c.ControlRecord(state.now, asked, what, outcome))[-c.MOST_RECORDS :]
     _want(state, records=records, counted=state.controls.counted + 1)
-
-
-def _came_of_it(state: JobState, number: int, outcome: str) -> None:
-    """Write down what has become of a control, if its record is kept."""
-    place = number - 1 - (state.controls.counted - len(state.controls.records))
-    if place >= 0:
-        records = list(state.controls.records)
-        records[place] = msgspec.structs.replace(records[place], outcome=outcome)
-        _want(state, records=tuple(records))
+    state.say(f"{asked.by} ({asked.role}) asks to {what}: {asked.why}")
 
 
 # --- another policy ---------------------------------------------------------------------------------------------------
@@ -97,8 +79,7 @@ def _on_policy_applied(state: JobState, event: PolicyApplied) -> Recs:
     what = f"change the policy: {'; '.join(change.text for change in found[:MOST_TOLD])}"
     what += f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     state.answer(f"in force from the next decision, as change {event.number} of the policy", refused=False)
-    _keep(state, c.ControlRecord(state.now, event.asked, what, f"in force as change {event.number}"))
-    state.say(f"{event.asked.by} ({event.asked.role}) asks to {what}: {event.asked.why}")
+    _keep(state, event.asked, what, f"in force as change {event.number}")
     return None
 
 
@@ -130,9 +111,9 @@ def _no_boundary(state: JobState) -> str | None:
 
 
 def _pause(state: JobState, control: c.PauseTraining, asked: c.Asked) -> Answered:
-    obstacle = _no_boundary(state)
-    if obstacle is not None:
-        return Answered(obstacle, refused=True)
+    why_not = _no_boundary(state)
+    if why_not is not None:
+        return Answered(why_not, refused=True)
     before, until_s = state.controls.pause, state.now + control.for_s
     _want(state, pause=c.StandingPause(until_s, asked))
     if before is not None:
@@ -150,13 +131,13 @@ def _end_pause(state: JobState, control: c.EndPause, asked: c.Asked) -> Answered
 
 
 def _wish(state: JobState, control: c.SaveNow | c.RestartRank, asked: c.Asked) -> Answered:
-    obstacle = _no_boundary(state)
-    if obstacle is None and isinstance(control, c.RestartRank) and state.world.holder(control.rank) is None:
-        obstacle = f"there is no rank {control.rank}: the world has ranks 0 to {state.world.size - 1}"
-    if obstacle is None and any(each.control == control for each in state.controls.wishes):
-        obstacle = "that is wished for already, and done at the next step boundary"
-    if obstacle is not None:
-        return Answered(obstacle, refused=True)
+    why_not = _no_boundary(state)
+    if why_not is None and isinstance(control, c.RestartRank) and state.world.holder(control.rank) is None:
+        why_not = f"there is no rank {control.rank}: the world has ranks 0 to {state.world.size - 1}"
+    if why_not is None and any(each.control == control for each in state.controls.wishes):
+        why_not = "that is wished for already, and done at the next step boundary"
+    if why_not is not None:
+        return Answered(why_not, refused=True)
     wish = c.Wish(state.controls.counted + 1, control, asked, state.now + WISH_S)
     _want(state, wishes=(*state.controls.wishes, wish))
     what = "a checkpoint is written" if isinstance(control, c.SaveNow) else f"rank {control.rank} gets another process"
@@ -211,8 +192,13 @@ def _hold(state: JobState, _: do.HoldRanks) -> Recs:
 
 
 def _wish_done(state: JobState, rec: do.WishDone) -> Recs:
-    _want(state, wishes=tuple(each for each in state.controls.wishes if each.number != rec.wish))
-    _came_of_it(state, rec.wish, rec.outcome)
+    """Drop a wish, and write down what has become of it, if its record is still kept."""
+    wanted = state.controls
+    _want(state, wishes=tuple(each for each in wanted.wishes if each.number != rec.wish))
+    place = rec.wish - 1 - (wanted.counted - len(wanted.records))
+    if place >= 0:
+        done = msgspec.structs.replace(wanted.records[place], outcome=rec.outcome)
+        _want(state, records=(*wanted.records[:place], done, *wanted.records[place + 1 :]))
     state.say(f"what an operator wished for: {rec.outcome}")
     return None
 
@@ -227,20 +213,18 @@ def _release(state: JobState, control: c.ReleaseNode, asked: c.Asked) -> Answere
         return Answered(f"there is no node {control.node!r}: see `midstep status`", refused=True)
     if node.given_back or node.state is NodeState.LOST:
         return Answered(f"node {node.name} is gone, and cannot be used again", refused=True)
-    mine = [each.report for each in state.book.standing() if each.report.node == node.name]
-    others = [report for report in mine if report.seen_by != OPERATOR]
-    mine = [report for report in mine if report.seen_by == OPERATOR]
+    standing = [each.report for each in state.book.standing() if each.report.node == node.name]
+    others = [report for report in standing if report.seen_by != OPERATOR]
+    mine = [report for report in standing if report.seen_by == OPERATOR]
     if others:
         what = f"{others[0].level}: {others[0].detail}" if others[0].detail else f"{others[0].level}"
         return Answered(f"node {node.name} is not well, as {others[0].seen_by} says ({what})", refused=True)
     idle = node.state in {NodeState.ISOLATED, NodeState.UNFIT} and not state.world.on(node.name)
     if not mine and not idle:
         return Answered(f"node {node.name} is {node.state}, and no operator has drained or isolated it", refused=True)
-    recs: list[do.Recommendation] = [
-        do.SortOut(msgspec.structs.replace(report, assertion=Assertion.RECOVER, at_s=state.now)) for report in mine
-    ]
-    recs += [do.UseAgain(node.name, asked=True)] if idle else []
-    return Answered(f"node {node.name} may be used again", recs)
+    over = [msgspec.structs.replace(report, assertion=Assertion.RECOVER, at_s=state.now) for report in mine]
+    use = [do.UseAgain(node.name, asked=True)] if idle else []
+    return Answered(f"node {node.name} may be used again", [*map(do.SortOut, over), *use])
 
 
 def _forbid(state: JobState, control: c.ForbidRung, asked: c.Asked) -> Answered:
@@ -279,14 +263,6 @@ def _inject(state: JobState, control: c.InjectFault, asked: c.Asked) -> Answered
     return Answered("the fault is on its way", [do.CauseFault(control.fault)])
 
 
-def _lead(state: JobState, control: c.LeadControl, asked: c.Asked) -> Answered:
-    return Answered("handed to the controllers")
-
-
-def _acknowledge(state: JobState, control: c.Acknowledge, asked: c.Asked) -> Answered:
-    return Answered("noted")
-
-
 _CONTROLS: dict[type, Callable[[JobState, Any, c.Asked], Answered]] = {
     c.PauseTraining: _pause,
     c.EndPause: _end_pause,
@@ -296,10 +272,10 @@ _CONTROLS: dict[type, Callable[[JobState, Any, c.Asked], Answered]] = {
     c.ForbidRung: _forbid,
     c.ForceRung: _force,
     c.AllowRungs: _allow,
-    c.Acknowledge: _acknowledge,
+    c.Acknowledge: lambda state, control, asked: Answered("noted"),
     c.InjectFault: _inject,
-    c.PromoteController: _lead,
-    c.PauseFailover: _lead,
+    c.PromoteController: lambda state, control, asked: Answered("handed to the controllers"),
+    c.PauseFailover: lambda state, control, asked: Answered("handed to the controllers"),
 }
 
 CONTROLS = Topic(

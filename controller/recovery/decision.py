@@ -143,13 +143,8 @@ def _gather(state: JobState) -> Facts:
         spent=tuple(state.accounts.paid),  # what the attempt under way has cost is widened, and not paid twice
         node_failures=tuple(state.accounts.node_failures),
         min_nodes=state.policy.scale.min_nodes,
-        forbidden=_forbidden(state) if state.controls.rungs else {},
+        forbidden={each.rung: each.reason for each in state.controls.rungs if state.now < each.until_s},
     )
-
-
-def _forbidden(state: JobState) -> dict[Rung, str]:
-    """Return the rungs that operators do not want taken now, each with the reason."""
-    return {each.rung: each.reason for each in state.controls.rungs if state.now < each.until_s}
 
 
 def _closed_nodes(state: JobState) -> dict[str, str]:
@@ -224,11 +219,8 @@ def _rule_broken(state: JobState, rec: do.RuleBroken) -> Recs:
         if news:
             state.say(f"rule {rule.name}: {report.detail}, at step {step}, on rank {report.rank}")
         return None
-    if ends:
-        _count(state, rule, report, step)
-        return _act(state, rule, report, step, opens=False)
-    known = standing is not None and standing.generation >= report.generation
-    overtaken = report.generation < state.generation
+    known = not ends and standing is not None and standing.generation >= report.generation
+    overtaken = not ends and report.generation < state.generation
     if known and report.detail and state.history.open is not None:
         state.remember(report)  # the rank whose value it is speaks after another one
         _count(state, rule, report, step, times=0)
@@ -242,20 +234,18 @@ def _rule_broken(state: JobState, rec: do.RuleBroken) -> Recs:
 
 def _act(state: JobState, rule: JobRule, report: FaultReport, step: int, *, opens: bool) -> Recs:
     """Have the next repair do it; `opens`: in a generation that begins now, as no fault has opened one."""
-    what, times = _asked_for(state, rule, step)
+    before, stands = state.rules.standing, StandingRule(step, report.generation)
+    if before is not None and before.step == step:
+        stands = replace(before, generation=report.generation)
+    what, times = _asked_for(state, rule, stands)
     text = f"rule {rule.name} on {rule.subject} is broken at step {step}"
     if rule is OUT_OF_MEMORY:
         text = f"a rank is out of memory at step {step}"
     if rule.then is RuleAction.STOP or times > rule.at_most:
         state.remember(report)
-        enough = (
-            "" if rule.then is RuleAction.STOP else f", as it is after {count(times - 1, 'time')} in a row of: {what}"
-        )
-        return [do.StopNow(f"{text}{enough}", DO_NOT_REQUEUE)]
-    before = state.rules.standing
-    if before is None or before.step != step:
-        before = StandingRule(step, report.generation)
-    stands, rolled_back, trusted = replace(before, generation=report.generation), state.rules.rolled_back, None
+        enough = f", as it is after {count(times - 1, 'time')} in a row of: {what}"
+        return [do.StopNow(text if rule.then is RuleAction.STOP else text + enough, DO_NOT_REQUEUE)]
+    rolled_back, trusted = state.rules.rolled_back, None
     if rule.then is RuleAction.REPEAT_STEP:
         stands = replace(stands, repeats=times)
     elif rule.then is RuleAction.SKIP_BATCH:
@@ -282,18 +272,16 @@ def _repeat_as_ruled(state: JobState, rec: do.RepeatAsRuled) -> Recs:
     return [do.OpenGeneration()]
 
 
-def _asked_for(state: JobState, rule: JobRule, step: int) -> tuple[str, int]:
-    """Return what a rule asks for in words, and how often in a row that is by now."""
-    standing = state.rules.standing
-    same = standing if standing is not None and standing.step == step else None
+def _asked_for(state: JobState, rule: JobRule, stands: StandingRule) -> tuple[str, int]:
+    """Return what a rule asks for in words, and how often in a row that is by now. `stands`: for the step so far."""
     if rule.line is not None:  # it may come again in the next step, as what was repeated was not to blame
         return "the step is repeated", state.rules.tallies[rule.name].row
     if rule.then is RuleAction.REPEAT_STEP:
-        return "the step is repeated", 1 + (same.repeats if same else 0)
+        return "the step is repeated", 1 + stands.repeats
     if rule.then is RuleAction.SKIP_BATCH:
-        return "its batch is left out on all ranks", 1 + (same.skips if same else 0)
+        return "its batch is left out on all ranks", 1 + stands.skips
     since, times = state.rules.rolled_back
-    again = times if 0 < step <= since else 0  # training has not come further than where it went back from
+    again = times if 0 < stands.step <= since else 0  # training has not come further than where it went back from
     return f"all go back {count(rule.steps, 'step')} at least, and leave out the data since then", 1 + again
 
 

@@ -113,8 +113,7 @@ class FaultBook:
         """Return a fault that has to end before a process of the rank is started on the node."""
         if not self.faults:
             return None
-        device = self.device_of(node, rank)
-        return next(iter(self.on(node, frozenset({Treatment.RESTART}), device)), None)
+        return next(iter(self.on(node, frozenset({Treatment.RESTART}), self.device_of(node, rank))), None)
 
     def standing(self) -> tuple[StandingFault, ...]:
         """Return every entry, the oldest first."""
@@ -177,20 +176,12 @@ class Check:
     checked: tuple[str, ...]
     answers: dict[str, NodeChecked] = field(default_factory=dict)
 
-    def partner_of(self, name: str) -> str:
-        """Return the other node; empty when there is none."""
-        return next((other for other in self.nodes if other != name), "")
-
     def product_failure(self, name: str, within_s: float) -> str:
         """Return why a node's matrix product speaks against it; empty: it does not, or none has been heard of."""
         answer = self.answers.get(name)
         if name not in self.checked or answer is None:
             return ""
-        if answer.product_s is None:
-            return f"a matrix product failed: {answer.error or 'no reason is known'}"
-        if answer.product_s > within_s:
-            return f"a matrix product took {answer.product_s:.1f} s, more than {within_s:g} s (node_check.within_s)"
-        return ""
+        return _failure("a matrix product", answer.product_s, answer.error, within_s)
 
 
 @dataclass
@@ -269,7 +260,7 @@ class NodeChecks:
         verdicts: dict[str, str] = {}
         against = {name: check.product_failure(name, within_s) for name in check.checked}
         for name in check.checked:
-            other = check.partner_of(name)
+            other = next((each for each in check.nodes if each != name), "")
             trouble = _exchange_failure(check, other, within_s) if other else ""
             if against[name] or not trouble:
                 verdicts[name] = against[name]
@@ -286,11 +277,12 @@ class NodeChecks:
 
 
 def _exchange_failure(check: Check, partner: str, within_s: float) -> str:
-    times = [answer.exchange_s for answer in check.answers.values()]
-    took = max((time for time in times if time is not None), default=0.0)
-    if None in times:
-        error = next((answer.error for answer in check.answers.values() if answer.exchange_s is None), "")
-        return f"an exchange with {partner} failed: {error or 'no reason is known'}"
-    if took > within_s:
-        return f"an exchange with {partner} took {took:.1f} s, more than {within_s:g} s (node_check.within_s)"
-    return ""
+    worst = max(check.answers.values(), key=lambda each: (each.exchange_s is None, each.exchange_s or 0.0))
+    return _failure(f"an exchange with {partner}", worst.exchange_s, worst.error, within_s)
+
+
+def _failure(what: str, took_s: float | None, error: str, within_s: float) -> str:
+    """Return why a measurement speaks against a node; `took_s` is None where it failed. Empty: it does not."""
+    if took_s is None:
+        return f"{what} failed: {error or 'no reason is known'}"
+    return f"{what} took {took_s:.1f} s, more than {within_s:g} s (node_check.within_s)" if took_s > within_s else ""

@@ -71,7 +71,10 @@ def _sort_out(state: JobState, rec: do.SortOut) -> Recs:
     if report.assertion is Assertion.RECOVER:
         return _recovered(state, _located(state, report))
     if report.level is FaultLevel.SOFTWARE:
-        return _taken(state, report) if _of_somebody(state, report) else None
+        if report.rank is None and report.node is not None and not state.world.on(report.node):
+            state.ignore("fault of a node that holds no rank")
+            return None
+        return _taken(state, report)
     report, news = state.book.enter(_located(state, report), state.now)
     if not news:
         state.ignore("fault that stands already")
@@ -93,14 +96,6 @@ def _taken(state: JobState, report: FaultReport) -> Recs:
         state.ignore("stall on the way to a stop, which has a deadline of its own")
         return None
     return [do.TakeFault(report)]
-
-
-def _of_somebody(state: JobState, report: FaultReport) -> bool:
-    """Say whether a fault of software is a rank's, or of a node that holds some, or of none in particular."""
-    known = report.rank is not None or report.node is None or bool(state.world.on(report.node))
-    if not known:
-        state.ignore("fault of a node that holds no rank")
-    return known
 
 
 def _located(state: JobState, report: FaultReport) -> FaultReport:
@@ -167,7 +162,16 @@ def _wrong(state: JobState, report: FaultReport) -> FaultReport | None:
         return msgspec.structs.replace(report, detail=f"{text}, and no spare node is there")
     accounts = state.accounts
     accounts.strikes = [each for each in accounts.strikes if each.node != holder.node]
-    return _of_broken(report, f"{text}: the node is left")
+    # What the rank computes on is broken: no process may be there, and its own cannot mend it.
+    return msgspec.structs.replace(
+        report,
+        detail=f"{text}: the node is left",
+        level=FaultLevel.SEPARATE_NPU,
+        mendable=False,
+        code=None,
+        fault_id=f"strikes of rank {report.rank}",
+        assertion=Assertion.OCCUR,
+    )
 
 
 def _times_wrong(state: JobState, rank: int, node: str) -> int:
@@ -177,19 +181,6 @@ def _times_wrong(state: JobState, rank: int, node: str) -> int:
     strikes = [*fresh, WrongVote(rank, node, state.now)][-MOST_STRIKES:]
     state.accounts.strikes = strikes
     return sum((each.rank, each.node) == (rank, node) for each in strikes)
-
-
-def _of_broken(report: FaultReport, detail: str) -> FaultReport:
-    """Return the report as one of what the rank computes on: no process may be there, and its own cannot mend it."""
-    return msgspec.structs.replace(
-        report,
-        detail=detail,
-        level=FaultLevel.SEPARATE_NPU,
-        mendable=False,
-        code=None,
-        fault_id=f"strikes of rank {report.rank}",
-        assertion=Assertion.OCCUR,
-    )
 
 
 def _slow(state: JobState, report: FaultReport) -> FaultReport | None:
@@ -220,16 +211,10 @@ def _take_up_all(state: JobState) -> Recs:
 
 
 def _take_up(state: JobState, rec: do.TakeUp) -> Recs:
-    """There is a world again: a fault that stands where it is now is its fault."""
-    still = _stands(state, rec.report)
-    return None if still is None else [do.TakeFault(still)]
-
-
-def _stands(state: JobState, report: FaultReport) -> FaultReport | None:
-    """Return a fault that was put off as one of the rank that is there now; None: it is gone, or hurts no rank."""
-    report = _located(state, msgspec.structs.replace(report, rank=None, incarnation=0))
+    """There is a world again: a fault that still stands, and hurts the rank that is there now, is that one's fault."""
+    report = _located(state, msgspec.structs.replace(rec.report, rank=None, incarnation=0))
     standing = report.node and state.book.on(report.node, frozenset({Treatment.LEAVE}), report.device)
-    return report if standing and _hurts(state, report) else None
+    return [do.TakeFault(report)] if standing and _hurts(state, report) else None
 
 
 HARDWARE = Topic(

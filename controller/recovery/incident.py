@@ -207,10 +207,7 @@ class History:
         if opened:
             self._enter_rows()
             number = self._incidents[-1].number + 1 if self._incidents else 1
-            began_s = min(report.at_s, now)
-            self._incidents.append(
-                Incident(number=number, began_s=began_s, pids_before=dict(pids), committed_before=committed)
-            )
+            self._incidents.append(Incident(number, began_s=now, pids_before=dict(pids), committed_before=committed))
             del self._incidents[:-MAX_INCIDENTS]
             self._shorten()
         current = self._incidents[-1]
@@ -276,27 +273,19 @@ class History:
         """Close the incident: the first new step is committed everywhere, at `at_s`, but not before what led to it."""
         if self.open:
             at_s = max(at_s, self.open.began_s, *(phase.began_s for phase in self.open.phases))
-            phases = tuple(self._ended(phase, at_s) for phase in self.open.phases)
-            self._change(
-                phases=phases,
-                resumed_s=at_s,
-                pids_after=dict(pids),
-                median_step_s=median_step_s,
-                outcome=Outcome.RESUMED,
-                ended_reason="all ranks have committed the repeated step",
-            )
+            self._change(resumed_s=at_s, pids_after=dict(pids), median_step_s=median_step_s)
+            self._close(at_s, Outcome.RESUMED, "all ranks have committed the repeated step")
 
     def dismissed(self, now: float, reason: str) -> None:
         """Close the incident: nothing was wrong."""
         if self.open:
-            phases = tuple(self._ended(phase, now) for phase in self.open.phases)
-            self._change(phases=phases, outcome=Outcome.DISMISSED, ended_reason=reason)
+            self._close(now, Outcome.DISMISSED, reason)
 
     def stopped(self, now: float, pids: Mapping[int, int], reason: str) -> None:
         """Close the incident: the job stops."""
         if self.open:
-            phases = tuple(self._ended(phase, now) for phase in self.open.phases)
-            self._change(phases=phases, pids_after=dict(pids), outcome=Outcome.STOPPED, ended_reason=reason)
+            self._change(pids_after=dict(pids))
+            self._close(now, Outcome.STOPPED, reason)
 
     def _enter_rows(self) -> None:
         if self._rows:
@@ -314,11 +303,13 @@ class History:
             if room < 0:
                 self._incidents[index] = incident.without_ranks()
 
+    def _close(self, now: float, outcome: Outcome, reason: str) -> None:
+        phases = tuple(self._ended(phase, now) for phase in self._incidents[-1].phases)
+        self._change(phases=phases, outcome=outcome, ended_reason=reason)
+
     @staticmethod
     def _ended(phase: PhaseRecord, now: float) -> PhaseRecord:
-        if phase.ended_s is not None:
-            return phase
-        return replace(phase, ended_s=max(now, phase.began_s))
+        return phase if phase.ended_s is not None else replace(phase, ended_s=max(now, phase.began_s))
 
     def _change(self, **fields: object) -> None:
         self._incidents[-1] = replace(self._incidents[-1], **fields)

@@ -66,8 +66,8 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
     if is_new:
         _check(state, event.node)
     else:
-        for name, order in _outstanding_checks(state, event.node):
-            state.send(node_address(name), order)
+        for receiver, order in _outstanding_checks(state, event.node):
+            state.send(receiver, order)
     settle(state, event.node)
     for process in event.processes:
         is_early = state.planned.newcomer(process.rank, process.incarnation) is not None
@@ -154,8 +154,7 @@ def _lost_while_waiting(state: JobState, ranks: tuple[int, ...]) -> Recs:
     for rank in ranks:
         state.world.lose(state.world.holders[rank])
     lost = state.arrivals.one_less()
-    have = state.world.named(NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED)
-    if len(have) < state.nodes_needed and state.arrivals.can_be_created and lost <= MAX_LOST_WAITING:
+    if not _enough_promised(state) and state.arrivals.can_be_created and lost <= MAX_LOST_WAITING:
         request_node(state)
     return [do.StartIfPossible()]
 
@@ -307,20 +306,18 @@ def _begin_checks(state: JobState) -> None:
             state.send(node_address(name), _check_order(state, begun, name))
 
 
-def _outstanding_checks(state: JobState, of: str = "") -> Iterator[tuple[str, m.CheckNode]]:
-    """Yield the orders that have not been answered, each with its node. `of`: only those of one node."""
+def _outstanding_checks(state: JobState, of: str = "") -> Iterator[Owed]:
+    """Yield the orders that have not been answered, each with who gets it. `of`: only those of one node."""
     for each in state.checks.running:
         for name in each.nodes:
             if name not in each.answers and of in {"", name}:
-                yield name, _check_order(state, each, name)
+                yield node_address(name), _check_order(state, each, name)
 
 
 def _check_order(state: JobState, each: Check, name: str) -> m.CheckNode:
-    store = state.world.nodes[each.nodes[0]].store
-    place = None
+    place, store = None, state.world.nodes[each.nodes[0]].store
     if len(each.nodes) > 1 and store is not None:
-        secret = state.meeting.secret(f"{state.job.job}/check/{each.number}")
-        place = Rendezvous(store.host, store.port, secret)
+        place = Rendezvous(store.host, store.port, state.meeting.secret(f"{state.job.job}/check/{each.number}"))
     return m.CheckNode(
         check=each.number,
         within_s=state.policy.node_check.within_s,
@@ -374,8 +371,7 @@ def _owes(state: JobState) -> Iterator[Owed]:
         yield PLATFORM, m.CreateNode(name)
     for name in state.world.given_back():
         yield PLATFORM, m.DeleteNode(name)
-    for name, check in _outstanding_checks(state):
-        yield node_address(name), check
+    yield from _outstanding_checks(state)
 
 
 NODES = Topic(

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ...protocol import messages as m
-from ...protocol.messages import CheckpointSaved, SaveCheckpoint
-from ...protocol.types import NO_EMERGENCY_CHECKPOINT, PLATFORM, LocalStateCopy, node_address, rank_address
+from ...protocol.types import NO_EMERGENCY_CHECKPOINT, PLATFORM, LocalStateCopy, StepReport, node_address, rank_address
 from ...protocol.wording import ranks_text
 from . import topic as do
 from .events import StopRequested
@@ -23,8 +22,8 @@ from .incident import Verdict
 from .orders import quiesce
 from .repair import lost_shards
 from .state import JobState, Phase, Reschedule, Resize, Result
-from .topic import ALIVE, Owed, PhaseLimit, Recs, Row, Rule, Topic
-from .world import GONE, PARKED, REACHABLE, Holder, RankState
+from .topic import ALIVE, Owed, PhaseLimit, Recs, Row, Rule, Topic, answer_limit_s
+from .world import AT_WORK, GONE, PARKED, REACHABLE, Holder, RankState
 
 STOPPED_BY_REQUEST = 130  # what a shell reports for Ctrl-C
 
@@ -60,20 +59,17 @@ def _save_first(state: JobState, rec: do.SaveFirst) -> Recs:
     state.saving.then = rec.goal
     survivors = [each for each in state.world.holders if _is_survivor(state, each)]
     untrained = all(holder.state in UNTRAINED for holder in survivors)
-    if not survivors or (untrained and (state.progress.committed == 0 or _all_is_on_disk(state, survivors))):
-        nobody = not survivors and state.progress.committed > 0 and isinstance(state.saving.then, Reschedule)
+    # The world is starting as a whole, and has nothing but what it will load.
+    starting = all(each.connected and each.joined_generation == state.generation for each in survivors)
+    loads = starting and isinstance(rec.goal, Reschedule)
+    if not survivors or (untrained and (state.progress.committed == 0 or loads)):
+        nobody = not survivors and state.progress.committed > 0 and isinstance(rec.goal, Reschedule)
         return _conclude(state, f"{NO_EMERGENCY_CHECKPOINT}: no healthy process is left" if nobody else "")
     state.fence()
     state.due.forget_replacements()
     quiesce(state, survivors)
     state.enter(state.policy.deadlines.quiesce_s)
     return None
-
-
-def _all_is_on_disk(state: JobState, survivors: list[Holder]) -> bool:
-    """Return whether the world is starting as a whole, and has nothing but what it will load."""
-    started = all(holder.connected and holder.joined_generation == state.generation for holder in survivors)
-    return started and isinstance(state.saving.then, Reschedule)
 
 
 def _is_survivor(state: JobState, holder: Holder) -> bool:
@@ -83,9 +79,7 @@ def _is_survivor(state: JobState, holder: Holder) -> bool:
 def _is_at_fault(state: JobState, holder: Holder) -> bool:
     """Return whether the process that holds a rank now is at fault: not for a fault of the one that it has replaced."""
     case = state.incident.cases.get(holder.rank)
-    if case is None or case.verdict is not Verdict.CULPRIT:
-        return False
-    return not case.report.incarnation or case.report.incarnation == holder.incarnation
+    return case is not None and case.verdict is Verdict.CULPRIT and case.report.incarnation in {0, holder.incarnation}
 
 
 def _lost_while_saving(state: JobState, rec: do.LostWhileSaving) -> Recs:
@@ -150,7 +144,7 @@ def _start_saving(state: JobState) -> str:
     state.saving.outstanding = outstanding
     state.progress.saved(step)
     for rank in [rank for rank in outstanding if _is_asked(state, rank)]:
-        _ask_to_save(state, rank)
+        state.send(rank_address(rank), _save_command(state, rank))
     if state.policy.script_writes and len(outstanding) > 1:
         # The rank that publishes is asked last; where the script writes, it writes beside the others.
         first = next(iter(outstanding))
@@ -180,16 +174,16 @@ def _newest_whole_step(state: JobState) -> tuple[int, dict[int, list[str]]] | st
 def _whole(state: JobState) -> dict[int, int]:
     """Return the step of each parked rank that has all that it should hold, none of it made of struck memory."""
     trusted = math.inf if state.incident.trusted_step is None else state.incident.trusted_step
-    parked = ((holder.rank, holder.report) for holder in state.world.in_state(*PARKED))
     return {
         rank: report.committed
-        for rank, report in parked
-        if report is not None
-        and report.clean
-        and report.holds
-        and not lost_shards(report)
-        and report.committed <= trusted
+        for rank, report in _parked(state).items()
+        if report.clean and report.holds and not lost_shards(report) and report.committed <= trusted
     }
+
+
+def _parked(state: JobState) -> dict[int, StepReport]:
+    """Return what each parked rank has reported of itself."""
+    return {each.rank: each.report for each in state.world.in_state(*PARKED) if each.report is not None}
 
 
 def _shares(state: JobState, writers: list[int]) -> dict[int, list[str]]:
@@ -207,13 +201,8 @@ def _shares(state: JobState, writers: list[int]) -> dict[int, list[str]]:
 
 def _local_state_writers(state: JobState, step: int, others: set[int]) -> list[int]:
     """Return the ranks that only have their own state to add: they were about to commit `step`, or are new."""
-    return [
-        holder.rank
-        for holder in state.world.in_state(*PARKED)
-        if holder.rank not in others
-        and holder.report is not None
-        and LocalStateCopy(holder.rank, step) in holder.report.local_states
-    ]
+    parked = _parked(state).items()
+    return [rank for rank, each in parked if rank not in others and LocalStateCopy(rank, step) in each.local_states]
 
 
 def _is_asked(state: JobState, rank: int) -> bool:
@@ -222,7 +211,7 @@ def _is_asked(state: JobState, rank: int) -> bool:
     return rank in outstanding and (len(outstanding) == 1 or rank != next(iter(outstanding)))
 
 
-def _save_command(state: JobState, rank: int) -> SaveCheckpoint:
+def _save_command(state: JobState, rank: int) -> m.SaveCheckpoint:
     """Return what a rank that is still to save has to do; the last one publishes."""
     outstanding = state.saving.outstanding
     writers: tuple[int, ...] = ()
@@ -230,18 +219,13 @@ def _save_command(state: JobState, rank: int) -> SaveCheckpoint:
         found = _newest_whole_step(state)
         writers = () if isinstance(found, str) else tuple(rank for rank, shards in found[1].items() if shards)
     publish, step = len(outstanding) == 1, state.progress.committed
-    return SaveCheckpoint(rank, state.generation, step, publish, shards=outstanding[rank], writers=writers)
+    return m.SaveCheckpoint(rank, state.generation, step, publish, shards=outstanding[rank], writers=writers)
 
 
-def _ask_to_save(state: JobState, rank: int) -> None:
-    state.send(rank_address(rank), _save_command(state, rank))
-
-
-def _on_checkpoint_saved(state: JobState, event: CheckpointSaved) -> Recs:
+def _on_checkpoint_saved(state: JobState, event: m.CheckpointSaved) -> Recs:
     """Take in that a rank has saved. The last one publishes; then the job ends, starts again, or trains on."""
     outstanding = state.saving.outstanding
-    change = state.planned.current
-    if state.phase is Phase.PAUSING and change is None:
+    if state.phase is Phase.PAUSING and state.planned.current is None:
         return None
     if event.generation != state.generation or event.rank not in outstanding:
         state.ignore("checkpoint of another generation")
@@ -249,7 +233,7 @@ def _on_checkpoint_saved(state: JobState, event: CheckpointSaved) -> Recs:
     del outstanding[event.rank]
     if not event.error and len(outstanding) == 1:
         (last,) = outstanding
-        _ask_to_save(state, last)
+        state.send(rank_address(last), _save_command(state, last))
     if state.phase is Phase.PAUSING:
         return [do.PartSaved(event.step, event.error)] if event.error or not outstanding else None
     if event.error:
@@ -311,24 +295,9 @@ def _owes_rank(state: JobState, holder: Holder) -> Iterator[Owed]:
 def _contradictions(state: JobState) -> Iterator[str]:
     if state.saving.outstanding and state.phase not in {Phase.SAVING, Phase.PAUSING}:
         yield f"the job is {state.phase}, and ranks {sorted(state.saving.outstanding)} are to save"
-    asked = state.world.ranks(*_NOT_ASKED_TO_STOP)
-    if state.phase is Phase.SAVING and asked - state.incident.culprits.keys():
-        yield f"the job is saving, and ranks {sorted(asked)} were not asked to stop"
-
-
-_NOT_ASKED_TO_STOP = (
-    RankState.REJOINING,
-    RankState.READY,
-    RankState.RESUMING,
-    RankState.TRAINING,
-    RankState.FINISHED,
-    RankState.RELEASED,
-)
-
-
-def _limit_s(state: JobState) -> float:
-    limits = state.policy.deadlines
-    return limits.save_s if state.saving.outstanding else limits.quiesce_s
+    unasked = state.world.ranks(RankState.REJOINING, RankState.READY, *AT_WORK, RankState.FINISHED, RankState.RELEASED)
+    if state.phase is Phase.SAVING and unasked - state.incident.culprits.keys():
+        yield f"the job is saving, and ranks {sorted(unasked)} were not asked to stop"
 
 
 SAVING = Topic(
@@ -344,7 +313,7 @@ SAVING = Topic(
         do.EndNow: _end,
     },
     rules=(Rule(frozenset({Phase.SAVING}), _all_parked, _save),),
-    limits={Phase.SAVING: PhaseLimit(_overdue, _limit_s)},
+    limits={Phase.SAVING: PhaseLimit(_overdue, answer_limit_s)},
     owes_rank=_owes_rank,
     contradictions=_contradictions,
 )

@@ -28,31 +28,30 @@ Owed = tuple[str, Command]  # who is to get it, and what
 # --- blame and decision -----------------------------------------------------------------------------------------------
 
 
-class SortOut(Recommendation, frozen=True):
+class AboutFault(Recommendation, frozen=True):
+    """Something that is to be done about one fault."""
+
+    report: FaultReport
+
+
+class SortOut(AboutFault, frozen=True):
     """A fault was reported, of hardware perhaps: enter it into the book, and take it as a fault if it hurts a rank."""
 
-    report: FaultReport
 
-
-class TakeFault(Recommendation, frozen=True):
+class TakeFault(AboutFault, frozen=True):
     """Something is wrong with a rank or node as it is now: drop it as stale, suspect, or blame."""
 
-    report: FaultReport
 
-
-class RuleBroken(Recommendation, frozen=True):
+class RuleBroken(AboutFault, frozen=True):
     """A value that a script reports breaks a rule of the policy: do what the rule asks for."""
 
-    report: FaultReport
 
-
-class RepeatAsRuled(Recommendation, frozen=True):
+class RepeatAsRuled(AboutFault, frozen=True):
     """Have all ranks repeat a step as a rule asks for. `trusted_step`: no state of more updates is to be used.
 
     `opens`: in a generation that begins now, as no fault has opened one.
     """
 
-    report: FaultReport
     decision: Decision
     trusted_step: int | None
     opens: bool
@@ -74,23 +73,18 @@ class CannotGoBack(Recommendation, frozen=True):
     why: str
 
 
-class TakeUp(Recommendation, frozen=True):
+class TakeUp(AboutFault, frozen=True):
     """A fault was put off while there was no world: take it for one of the world that there is now."""
 
-    report: FaultReport
 
-
-class Blame(Recommendation, frozen=True):
+class Blame(AboutFault, frozen=True):
     """Hold a rank, or all ranks of a node, at fault. `known`: the report is in the record already."""
 
-    report: FaultReport
     known: bool = False
 
 
-class Suspect(Recommendation, frozen=True):
+class Suspect(AboutFault, frozen=True):
     """Something holds up the job, and it is not known who: find out."""
-
-    report: FaultReport
 
 
 class Decide(Recommendation, frozen=True):
@@ -234,16 +228,12 @@ class Refill(Recommendation, frozen=True):
     """A spare may be missing."""
 
 
-class NotWell(Recommendation, frozen=True):
+class NotWell(AboutFault, frozen=True):
     """A detector says that a node, or a device of it, is not well; the fault book has it."""
 
-    report: FaultReport
 
-
-class Going(Recommendation, frozen=True):
+class Going(AboutFault, frozen=True):
     """The platform will take a node in use away; the fault book has it."""
-
-    report: FaultReport
 
 
 class WellAgain(Recommendation, frozen=True):
@@ -276,7 +266,13 @@ class GiveUpChange(Recommendation, frozen=True):
 
 
 class Plan(Recommendation, frozen=True):
-    """Make a change that needs no preparation at a step boundary."""
+    """Make a change at a step boundary."""
+
+    change: PlannedChange
+
+
+class Enlarge(Recommendation, frozen=True):
+    """All ranks stand at a step boundary: let the new ones of a larger world join them."""
 
     change: PlannedChange
 
@@ -379,8 +375,10 @@ class Follow(msgspec.Struct, frozen=True):
     then: Callable[[JobState], Recs]
 
 
-def _owes_nothing(state: JobState) -> Iterator[Owed]:
-    return iter(())
+def answer_limit_s(state: JobState) -> float:
+    """Return how long ranks may take to answer: those that write a checkpoint longer than those that only stop."""
+    limits = state.policy.deadlines
+    return limits.save_s if state.saving.outstanding else limits.quiesce_s
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -400,7 +398,7 @@ class Topic(msgspec.Struct, frozen=True):
     follows: Follow | None = None
     deadlines: tuple[Deadline, ...] = ()
     limits: Mapping[Phase, PhaseLimit] = {}
-    owes: Callable[[JobState], Iterator[Owed]] = _owes_nothing
+    owes: Callable[[JobState], Iterator[Owed]] = lambda state: iter(())
     owes_rank: Callable[[JobState, Holder], Iterator[Owed]] | None = None
     contradictions: Callable[[JobState], Iterator[str]] = lambda state: iter(())
 
