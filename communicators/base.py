@@ -177,6 +177,22 @@ class DeviceMessage(NamedTuple):
 
 
 @runtime_checkable
+class Growing(Protocol):
+    """A communicator whose world can get more ranks while the process of each rank that it has stays."""
+
+    def only_whole_groups(self) -> None:
+        """Refuse from now on groups that not all ranks are in: what they become in a larger world is not known.
+
+        `new_group` raises ConfigurationError for them.
+        """
+        ...
+
+    def grow(self, world_size: int) -> None:
+        """Have all groups consist of so many ranks, from the next `reconnect` on. Runs in **rebuild**."""
+        ...
+
+
+@runtime_checkable
 class Listening(Protocol):
     """A communicator whose collectives can be listened to. `listener` is asked in the thread that starts one."""
 

@@ -112,6 +112,18 @@ class ReplaceableGroup(dist.ProcessGroup):
         """Leave the communicator. Called by torch's destroy_process_group."""
         self._owner.remove(self)
 
+    def grow(self, members: Sequence[int]) -> None:
+        """Be the group of these ranks, the present ones first. While no collective is under way.
+
+        Raises CommunicatorError where this torch takes the size of a group once and for all.
+        """
+        self.members = tuple(members)
+        if not self.connected:
+            self._delegate = Loopback(self.group_rank, len(members))
+        c10d._world.pg_group_ranks[self] = {rank: place for place, rank in enumerate(members)}
+        if self.size() != len(members):
+            raise CommunicatorError(f"torch {torch.__version__} cannot change the size of a process group")
+
     # Torch looks for these by name when a Python class stands behind a C++ reference.
 
     def setGroupName(self, name: str) -> None:  # noqa: N802

@@ -103,9 +103,13 @@ def _standby_problems(policy: Policy) -> list[Problem]:
 
 def _scale_problems(policy: Policy) -> list[Problem]:
     if policy.scale.min_nodes is None:
+        needs = "which needs scale.min_nodes"
         smaller = policy.slow.then is SlowAction.SHRINK
-        return [Problem("slow.then", "found shrink, which needs scale.min_nodes")] if smaller else []
+        problems = [Problem("slow.then", f"found shrink, {needs}")] if smaller else []
+        return [*problems, *[Problem("scale.in_place", f"found true, {needs}")] * policy.scale.in_place]
     problems = []
+    if policy.scale.in_place and RestoreSource.REPLICA not in policy.restore:
+        problems.append(Problem("scale.in_place", "needs replica in restore, from which new ranks get their state"))
     if RestoreSource.CHECKPOINT not in policy.restore:
         problems.append(Problem("scale.min_nodes", "needs checkpoint in restore, from which another world starts"))
     if policy.roles:
@@ -451,6 +455,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         integrity_audit_steps=policy.integrity.audit_steps,
         integrity_then=policy.integrity.then,
         resizes=policy.scale.min_nodes is not None,
+        grows_in_place=policy.scale.in_place,
         leave_s=policy.agent.leave_s,
         spare_s=None if spares else _spare_s(policy),
         exceptions=policy.exceptions,

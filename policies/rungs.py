@@ -8,7 +8,7 @@ What is planned ahead of a fault is asked and worded here, too: the drain of a n
 two steps), and a world that continues with fewer nodes or grows again (`reschedule_pod`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -405,13 +405,20 @@ def may_grow(now: float, nodes: dict[int, str]) -> Facts:
     return Facts(now=now, nodes=nodes, healthy=frozenset(nodes), can_create_nodes=True)
 
 
-def growth(before: int, after: int, asked: int) -> Decision:
+def growth(before: int, after: int, asked: int, *, in_place: bool) -> Decision:
     """Return the decision to let the world grow from `before` to `after` nodes."""
+    how = "write a checkpoint, and all processes are restarted from it"
+    if in_place:
+        how = "new ones join them, whose processes are ready; all others keep theirs"
     reason = (
         f"the world grows from {before} to {count(after, 'node')} of the {asked} that the job asked for: all ranks "
-        "stop between two steps and write a checkpoint, and all processes are restarted from it"
     )
-    return Decision(Rung.RESCHEDULE_POD, reason)
+    return Decision(Rung.RECOVER if in_place else Rung.RESCHEDULE_POD, f"{reason}stop between two steps and {how}")
+
+
+def growth_given_up(nodes: Sequence[str], why_not: str) -> str:
+    """Return that a growth turned out to be impossible after newcomers were started."""
+    return f"the world does not grow by {nodes_text(nodes)}: {why_not}"
 
 
 def may_drain(now: float, node: str, nodes: dict[int, str], spent: tuple[Spent, ...]) -> Facts:

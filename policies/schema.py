@@ -295,10 +295,11 @@ class ScalePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     At its start it waits `last_call_s` for the others once `min_nodes` are there. Where a node is lost and none takes
     its place, it continues with fewer. It grows, up to what it asked for, when nodes come, but not within
-    `min_interval_s` of the last change.
+    `min_interval_s` of the last change; `in_place`: the ranks that it has keep their processes.
     """
 
     min_nodes: Count | None = None
+    in_place: bool = False
     min_interval_s: SecondsOrZero = 600.0
     last_call_s: SecondsOrZero = 30.0
 

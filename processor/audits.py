@@ -56,13 +56,17 @@ class Audits:
         self._runtime = runtime
         self._every_steps = runtime.settings.integrity_audit_steps
         self._report_only = runtime.settings.integrity_then is IntegrityAction.REPORT
-        self.is_on = self._every_steps > 0 and runtime.world_size > 1
         self.proven = False  # repetitions have been equal: a rank can be blamed where they are not
         self.done: list[Pass] = []  # in this step
         self._tests = {True: 0, False: 0}  # first audits, by whether all was equal
         self._doubtful = -1  # the step that is repeated since its gradients differed
         self._before: Computed = {}  # of that step, in the attempts until now
         self._reported: set[FaultKind] = set()  # that stand, where training goes on all the same
+
+    @property
+    def is_on(self) -> bool:
+        """True if steps are audited: a rank that is alone has no peer."""
+        return self._every_steps > 0 and self._runtime.world_size > 1
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is audited: the same on all ranks."""

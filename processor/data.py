@@ -185,6 +185,19 @@ class ResumableBatches(Iterable[Any]):
                 )
             self._start, self._batch = self._start + ranks * size * self._batch, 0
 
+    def grown(self, world_size: int) -> None:
+        """Divide the samples among more ranks from the position that is loaded next, if they are divided among all.
+
+        Args:
+            world_size: The number of ranks, of which this one keeps its own.
+        """
+        sampler = self._sampler
+        if not isinstance(sampler, DistributedSampler):
+            return
+        total = len(sampler.dataset)  # type: ignore[arg-type]
+        each = total // world_size if sampler.drop_last else -(-total // world_size)
+        sampler.num_replicas, sampler.num_samples, sampler.total_size = world_size, each, each * world_size
+
     def remaining(self) -> Iterator["_Indices"]:
         """Yield the indices of each batch that is left of this epoch, with the seed for the worker that fetches it."""
         epoch, done = self._epoch, self._batch

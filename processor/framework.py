@@ -359,6 +359,27 @@ class Rescalable(Protocol):
 
 
 @runtime_checkable
+class Growing(Rescalable, Protocol):
+    """A framework whose ranks can keep their processes when the world gets more ranks."""
+
+    def refuse_growth(self) -> None:
+        """Find what is registered and tied to the number of ranks. When training begins.
+
+        Raises:
+            ConfigurationError: There is something; the text says what.
+        """
+        ...
+
+    def grown(self, world_size: int) -> None:
+        """Have what is registered fit a world of so many ranks. In rebuild, on ranks that keep their processes.
+
+        Args:
+            world_size: The number of ranks from here on.
+        """
+        ...
+
+
+@runtime_checkable
 class Portable(Framework, Protocol):
     """A framework whose tensors have names that other programs know: those of torch.distributed.checkpoint."""
 

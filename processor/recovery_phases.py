@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..devices.base import Damage
-from ..protocol.errors import CheckpointError, StateLost
+from ..protocol.errors import CheckpointError, ConfigurationError, StateLost
 from ..protocol.messages import Rejoin
 from ..protocol.types import CheckpointFormat, InjectionPoint, RepairPart, RestoreSource, StepReport
 from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
-from .framework import Expectant, Informed, LoadsItself, Rescalable
+from .framework import Expectant, Growing, Informed, LoadsItself, Rescalable
 from .rank_loop import NOTHING, ReceivedBytes
 from .step_order import STORED
 from .transfer import EarlyTransfers, adopt, run_transfers
@@ -64,6 +64,8 @@ class RecoveryPhases:
         self._held: frozenset[str] = frozenset()  # shards that were reported as whole for barrier one
         self._arrived: bytes | None = None  # the rank-local state that the repair has brought
         self._as_started: bytes | None = None  # the rank-local state where a checkpoint had none
+        if runtime.settings.grows_in_place:
+            _growing(framework).refuse_growth()
 
     def inspect(self) -> list[str]:
         """Make the device usable again; return the corrupted shards: all, where it is not known which."""
@@ -108,6 +110,9 @@ class RecoveryPhases:
         """Run **rebuild**; beside it, have memory prefaulted, and shards moved where they can move early."""
         if isinstance(self._framework, Informed):
             self._framework.informed(order.part)
+        if order.part.world_size not in {0, self._runtime.world_size}:
+            self._runtime.grow(order.part.world_size)
+            _growing(self._framework).grown(order.part.world_size)
         self._expect(order)
         self._early.begin(order, self._held)
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))
@@ -210,6 +215,15 @@ class RecoveryPhases:
             adopt(arrived, framework)
             received = transferred.bytes_received + arrived.received.bytes_received
             done.received = ReceivedBytes(received, transferred.bytes_over_devices)
+        if done.own is not None and any(
+            each.rank == runtime.rank and each.origin is not None for each in part.local_states
+        ):
+            done.own = self._adopted(_growing(framework), done.own, random_numbers=False)
+
+    def _adopted(self, framework: Rescalable, blob: bytes, *, random_numbers: bool) -> bytes:
+        """Return this rank's local state, made of one of another world. `random_numbers`: it was this rank's."""
+        self._own.adopt(framework, blob, random_numbers=random_numbers)
+        return self._own.capture()
 
     def _read_local(self, rank: int, step: int, part: RepairPart) -> bytes | None:
         """Return the copy of a rank's local state that is kept here, with the position to which its data is to go."""
@@ -261,8 +275,17 @@ class RecoveryPhases:
             )
         blob = archive.load_local(directory, step, rank % saved)
         with archive.restoring_local(directory, step, rank % saved):
-            self._own.adopt(framework, blob, random_numbers=rank < saved)
-        return self._own.capture()
+            return self._adopted(framework, blob, random_numbers=rank < saved)
+
+
+def _growing(framework: "Framework") -> Growing:
+    """Return the framework of a world that grows in place. Raises ConfigurationError if it cannot."""
+    if not isinstance(framework, Growing):
+        raise ConfigurationError(
+            f"scale.in_place in the policy: what a rank holds in a {type(framework).__name__} follows from the number "
+            "of ranks. Leave it out"
+        )
+    return framework
 
 
 class LinkPatience:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..communicators import communicator_named
+from ..communicators.base import Growing
 from ..devices import device_named
 from ..protocol import environment as env
 from ..protocol import errors
@@ -153,6 +154,13 @@ class Runtime:
             stall_grace_s=settings.stall_grace_s,
         )
         check_arguments(given, job)
+        if settings.grows_in_place:
+            if not isinstance(self.communicator, Growing):
+                raise errors.ConfigurationError(
+                    f"scale.in_place in the policy: the communicator {settings.communicator} has groups of one size. "
+                    "Leave scale.in_place out: all processes restart to grow"
+                )
+            self.communicator.only_whole_groups()
         self.device.prepare(local_rank, environment, settings.link_up_s)
         self.communicator.init(
             rank=self.rank,
@@ -162,6 +170,15 @@ class Runtime:
             collective_s=settings.collective_s if given.timeout is None else given.timeout.total_seconds(),
             link_up_s=START_LINK_UP_S,
         )
+
+    def grow(self, world_size: int) -> None:
+        """Be in a world of so many ranks from the next link-up on, and let the script read so. In rebuild."""
+        assert isinstance(self.communicator, Growing)
+        self.world_size = world_size
+        self.communicator.grow(world_size)
+        for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE"):
+            os.environ[name] = str(world_size)
+        os.environ["GROUP_WORLD_SIZE"] = str(-(-world_size // self.ranks_per_node))
 
     @property
     def generation(self) -> int:

@@ -148,10 +148,11 @@ def _local_states(
     for item in items:
         if item.source != rank:
             continue
-        blob = read(item.rank, step)
+        origin = item.rank if item.origin is None else item.origin
+        blob = read(origin, step)
         if blob is None:
             raise StateLost(
-                f"the plan takes rank {item.rank}'s local state of step {step} from the black box of rank {rank}, "
+                f"the plan takes rank {origin}'s local state of step {step} from the black box of rank {rank}, "
                 "but it is not there, or was torn while it was written"
             )
         if item.rank == rank:

@@ -196,6 +196,7 @@ class LocalStateTransfer(msgspec.Struct, frozen=True):
 
     rank: int
     source: int
+    origin: int | None = None  # the rank whose state it is instead, where `rank` is new to the world
 
 
 class RepairPart(msgspec.Struct, frozen=True):
@@ -206,11 +207,8 @@ class RepairPart(msgspec.Struct, frozen=True):
     finish_update: bool = False  # this rank is ready at target_step - 1: apply the update locally
     transfers: tuple[ShardTransfer, ...] = ()  # those in which this rank is source or destination
     local_states: tuple[LocalStateTransfer, ...] = msgspec.field(default=(), name="own_states")  # and local states
-    # Whether to put back the rank-local state of `target_step`, as all ranks do when a step is repeated.
-    restore_local: bool = msgspec.field(default=False, name="restore_own")
-    buddy: int | None = (
-        None  # the rank that keeps a copy of this rank's local state in this generation; None: none does
-    )
+    restore_local: bool = msgspec.field(default=False, name="restore_own")  # as all ranks do to repeat a step
+    buddy: int | None = None  # the rank that keeps a copy of this rank's local state from here on; None: none does
     copied_rank: int | None = None  # the rank whose buddy this one is
     links: RepairLinks = RepairLinks.HOST  # of `transfers`; the same on all ranks
     host_copy: int = 0  # step of the newest copy in host memory that there is of every rank; 0: there is none
@@ -218,6 +216,7 @@ class RepairPart(msgspec.Struct, frozen=True):
     copy_holder: int | None = None  # the rank of another node that keeps this rank's copies; None: none does
     copy_guest: int | None = None  # the rank of another node whose copies this one keeps
     leave_out: LeaveOut | None = None  # batches that a rule has refused
+    world_size: int = 0  # how many ranks the generation has; 0: as many as before
 
 
 class RepairPlan(msgspec.Struct, frozen=True):
@@ -354,6 +353,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     integrity_audit_steps: int = 0  # each rank repeats a step of the rank before it; 0: never
     integrity_then: IntegrityAction = IntegrityAction.ROLLBACK
     resizes: bool = False  # the world may continue with fewer nodes
+    grows_in_place: bool = False  # and gets larger without another process of any rank
     leave_s: float = 86_400.0  # without a controller, a node that has joined by itself gives the job up
     spare_s: float | None = 600.0  # without a rank, it leaves
     exceptions: tuple[ExceptionPattern, ...] = ()  # the job's own patterns

@@ -196,7 +196,7 @@ class FakeCluster:
 
     def newcomer(self, rank: int) -> RunningProcess:
         """The process that was started early for a rank."""
-        return RunningProcess(rank, 200 + rank, self.holder(rank).given, self.machine.generation)
+        return RunningProcess(rank, 200 + rank, self.machine.state.world.to_be(rank).given, self.machine.generation)
 
     def clocks(self, node: str, activity: Activity = Activity.COMPUTING, step: int = STEP) -> m.ProgressReported:
         """The step clocks of a node, all alike."""

@@ -266,6 +266,25 @@ class TrainState(WholeState):
         if not random_numbers:
             self.registry.restore_random(random_state)
 
+    def refuse_growth(self) -> None:
+        """Refuse positions in the data that cannot be divided again while this process lives.
+
+        Raises:
+            ConfigurationError: The text names them.
+        """
+        fixed = sorted(name for name, each in self.registry.data.items() if not hasattr(each, "grown"))
+        if fixed:
+            raise ConfigurationError(
+                f"scale.in_place in the policy: {', '.join(fixed)} cannot be divided among more ranks. Give "
+                "ResumableBatches, or an object of your own with a method grown(world_size), or leave scale.in_place "
+                "out: all processes restart to grow"
+            )
+
+    def grown(self, world_size: int) -> None:
+        """Let the data know of a larger world. The positions are loaded afterwards."""
+        for each in self.registry.data.values():
+            each.grown(world_size)
+
     def rolled_back(self, step: int) -> None:
         """Drop gradients and half-done scaling, and restore DDP's buckets as of step `step`."""
         for parameter in self._all_parameters():

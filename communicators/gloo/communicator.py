@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ...protocol.errors import CommunicatorAborted
+from ...protocol.errors import CommunicatorAborted, ConfigurationError
 from ...protocol.types import Rendezvous
+from ...protocol.wording import ranks_text
 from ..background import Abandoned, BackgroundTask, Disposal
 from ..base import Gathering, Met, Transfer
 from ..generation_scope import GenerationScope, incomplete_group
@@ -48,6 +49,17 @@ class GlooCommunicator(ScopedCommunicator):
         self._pairs: PairSockets | None = None
         self._generation_store: GenerationStore | None = None
         self._disposal = Disposal()
+        self._whole_groups = False
+
+    def only_whole_groups(self) -> None:
+        """Refuse from now on groups that not all ranks are in."""
+        self._whole_groups = True
+
+    def grow(self, world_size: int) -> None:
+        """Have all groups consist of so many ranks, from the next `reconnect` on."""
+        self._members = tuple(range(world_size))
+        for group in self._groups:
+            group.grow(self._members)
 
     def _make_world(self, timeout: timedelta) -> None:
         """Make torch's default group, which asks `make_group` for it."""
@@ -64,6 +76,12 @@ class GlooCommunicator(ScopedCommunicator):
         Options that are `given` are of no use: they name devices of gloo, and all groups share one.
         """
         members = tuple(options.global_ranks_in_group) or self._members
+        if self._whole_groups and members != self._members:
+            raise ConfigurationError(
+                f"a process group of {ranks_text(members)}: with scale.in_place in the policy the world may get more "
+                "ranks, and only groups of all ranks can grow with it. Leave scale.in_place out: all processes restart "
+                "to grow"
+            )
         group = GlooGroup(self, members, options.group_rank, self._scope, options.timeout)
         if self._scope.reason is not None:
             raise self._scope.error("new_group")

@@ -60,6 +60,12 @@ class GlooGroup(ReplaceableGroup):
         self._allreduce = backend.gloo.allreduce  # type: ignore[attr-defined]
         return old
 
+    def grow(self, members: Sequence[int]) -> None:
+        """Be the group of these ranks, the present ones first. As its parent."""
+        super().grow(members)
+        self._alone = False
+        self._allreduce = self._delegate.allreduce
+
     def disconnect(self, scope: GenerationScope) -> GlooBackend | None:
         """Remove the backend, and let every collective raise as `scope`, which is over, says; return the old one."""
         old, self._backend = self._backend, None

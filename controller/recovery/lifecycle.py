@@ -235,7 +235,8 @@ def _plan_repair(state: JobState) -> Recs:
     world = state.world
     reports = {holder.rank: holder.report for holder in world.holders if holder.report is not None}
     try:
-        plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step)
+        new = {holder.rank for holder in world.holders if holder.is_new}
+        plan = plan_repair(reports, world.places(), state.policy.restore, state.incident.trusted_step, new)
         if state.device_links:
             plan = choose_links(plan, state.policy.communicator.repair_links, tried=state.incident.over_devices)
         _refuse_remains(world, plan)

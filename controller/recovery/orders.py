@@ -4,11 +4,11 @@ Nothing is decided here. A topic that starts, stops or moves a process, asks for
 generation, does it by one of these.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...protocol.messages import CreateNode, DeleteNode, ProbeProgress, Quiesce, StartProcess, StopProcess
 from ...protocol.types import CONTROLLER, PLATFORM, FaultKind, FaultReport, node_address, rank_address
-from .state import JobState
+from .state import JobState, Newcomer
 from .world import GONE, PARKED, REACHABLE, Holder, Meeting, NodeState, RankEvent
 
 # What replacements are waited for: deadlines by name.
@@ -70,8 +70,21 @@ def start(state: JobState, holder: Holder, *, connected: bool) -> None:
         due.incident[DEVICES] = state.now + limits.device_s
 
 
-def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartProcess:
-    """Return the command that starts the present incarnation of a rank; `early`: a later one, to take it over."""
+def hand_to(state: JobState, newcomers: Mapping[int, Newcomer]) -> tuple[int, ...]:
+    """Let processes that were started early hold their ranks, which they join when they are asked; return the ranks."""
+    for newcomer in newcomers.values():
+        holder = state.world.holders[newcomer.rank]
+        holder.incarnation, holder.pid, holder.early = newcomer.incarnation, newcomer.pid, True
+        state.world.take(holder, RankEvent.START_ORDERED)
+        state.forget(newcomer.rank)
+    return tuple(sorted(newcomers))
+
+
+def start_command(state: JobState, holder: Holder, *, early: int = 0, nodes: int = 0) -> StartProcess:
+    """Return the command that starts the present incarnation of a rank; `early`: a later one, to take it over.
+
+    `nodes`: how many the world is to have by then; 0: as many as now.
+    """
     return StartProcess(
         rank=holder.rank,
         local_rank=holder.rank % state.world.ranks_per_node,
@@ -82,9 +95,14 @@ def start_command(state: JobState, holder: Holder, *, early: int = 0) -> StartPr
         connected=holder.connected and not early,
         store=state.meeting.rendezvous(state.world, state.job.job, state.generation),
         early=early > 0,
-        world_size=state.world.size,
-        nodes=state.nodes_needed,
+        world_size=size_on(state, nodes) if nodes else state.world.size,
+        nodes=nodes or state.nodes_needed,
     )
+
+
+def size_on(state: JobState, nodes: int) -> int:
+    """Return how many ranks the world has on so many nodes."""
+    return min(nodes * state.world.ranks_per_node, state.job.world_size)
 
 
 def end_process(state: JobState, holder: Holder, node: str = "") -> None:

@@ -5,8 +5,9 @@ spare node, beside the old ones that train. When all of them have reached their 
 a step a little ahead is chosen, and every rank gets the order to stop before it, in the present generation. At the
 boundary the new processes take the ranks over, and get their state from the replicas that the others hold; the old ones
 end only when it is sure that no other rank's state goes with them. To grow, all write a checkpoint there, and start
-again (`start.py`). What operators ask for at a boundary (`controls.py`) is a change as well: all ranks are held there,
-a checkpoint is written, or the process of a rank is replaced.
+again; or new processes get ready as for a drain, and join the others there (`start.py`). What operators ask for at a
+boundary (`controls.py`) is a change as well: all ranks are held there, a checkpoint is written, or the process of a
+rank is replaced.
 
 Whatever comes between comes first: the change is given up, and looked at again later.
 """
@@ -18,7 +19,7 @@ import msgspec
 from ...policies.budgets import Facts
 from ...policies.fault_codes import Treatment
 from ...policies.ladder import best_spare
-from ...policies.rungs import drain, drain_given_up, drain_obstacle, may_drain, may_grow, move_all
+from ...policies.rungs import drain, drain_given_up, drain_obstacle, growth_given_up, may_drain, may_grow, move_all
 from ...policies.schema import SlowAction, SubHealthAction
 from ...protocol.errors import StateLost
 from ...protocol.messages import NewcomerWaiting, StartProcess, StopProcess
@@ -30,13 +31,13 @@ from ...protocol.types import (
     StepReport,
     node_address,
 )
-from ...protocol.wording import ranks_text
+from ...protocol.wording import nodes_text, ranks_text
 from . import topic as do
-from .orders import LOOK, request_node, start_command, vacate
+from .orders import LOOK, hand_to, request_node, start_command, vacate
 from .repair import plan_repair
 from .state import AT_THE_BOUNDARY, JobState, Newcomer, Phase, PlannedChange, Reschedule, Resize, Stage, Unwell
 from .topic import Deadline, Follow, Owed, Recs, Row, Rule, Topic
-from .world import DONE, NOT_STOPPED, NodeState, RankEvent
+from .world import DONE, NOT_STOPPED, NodeState
 
 READINGS = 6  # then the change is given up
 AGAIN_S = 30.0  # after a change was given up
@@ -168,9 +169,13 @@ def _start_newcomers(
         report=report,
         decision=drain(name, spare, ranks, state.world.size - len(ranks), report, what=what),
         charges=() if going else state.ladder.course(question, Rung.RECOVER).cost,
-        newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation()) for rank in ranks},
+        newcomers={rank: Newcomer(rank, state.world.holders[rank].next_incarnation(), spare) for rank in ranks},
         awaiting=set(ranks),
     )
+    _order_starts(state)
+
+
+def _order_starts(state: JobState) -> None:
     _LOOK.within(state, state.policy.deadlines.start_s)
     for node, command in _outstanding_starts(state):
         state.send(node_address(node), command)
@@ -183,8 +188,8 @@ def _outstanding_starts(state: JobState) -> list[tuple[str, StartProcess]]:
         return []
     waited_for = [newcomer for rank, newcomer in sorted(change.newcomers.items()) if rank in change.awaiting]
     return [
-        (change.spare, start_command(state, state.world.holders[newcomer.rank], early=newcomer.incarnation))
-        for newcomer in waited_for
+        (each.node, start_command(state, state.world.to_be(each.rank), early=each.incarnation, nodes=change.nodes))
+        for each in waited_for
     ]
 
 
@@ -202,7 +207,8 @@ def _newcomer_failed(state: JobState, rec: do.NewcomerFailed) -> Recs:
     if change.stage in AT_THE_BOUNDARY:
         del change.newcomers[rec.rank]  # all stop anyhow: the rank is started anew on the spare node then
     else:
-        _give_up(state, f"the new process of rank {rec.rank} on {change.spare} failed: {rec.why}", failed=True)
+        node = change.newcomers[rec.rank].node
+        _give_up(state, f"the new process of rank {rec.rank} on {node} failed: {rec.why}", failed=True)
     return None
 
 
@@ -230,6 +236,10 @@ def _give_up(state: JobState, why: str, *, failed: bool = False) -> None:
     if state.phase is not Phase.SUSPECTING:  # there the clocks are read to find who is at fault
         state.clocks.forget()
     _LOOK.within(state, AGAIN_S)
+    if change.joins:
+        state.say(growth_given_up(change.joins, why))
+        for name in change.joins if failed else ():
+            state.planned.unable[name] = state.planned.unable.get(name, 0) + 1
     unwell = state.planned.unwell.get(change.node)
     if unwell is not None:
         unwell.note = why
@@ -238,10 +248,10 @@ def _give_up(state: JobState, why: str, *, failed: bool = False) -> None:
 
 def _end_newcomers(state: JobState, change: PlannedChange) -> None:
     """End the processes that were to take ranks over."""
-    node = state.world.nodes.get(change.spare)
-    if node is not None and node.state is not NodeState.LOST:
-        for newcomer in change.newcomers.values():
-            state.send(node_address(change.spare), StopProcess(newcomer.rank, newcomer.incarnation, grace_s=0.0))
+    for newcomer in change.newcomers.values():
+        node = state.world.nodes.get(newcomer.node)
+        if node is not None and node.state is not NodeState.LOST:
+            state.send(node_address(node.name), StopProcess(newcomer.rank, newcomer.incarnation, grace_s=0.0))
     change.newcomers.clear()
 
 
@@ -263,9 +273,13 @@ def _make_change(state: JobState) -> Recs:
         return [do.HoldRanks() if change.holds else do.SavePart()]
     if change.spare and not _spare_of(state, change):
         return _stay(state, change, "the spare node is gone")
+    if not {*change.joins} <= {*state.world.spares()}:
+        return _stay(state, change, "a node of the new ranks is gone")
     if change.nodes or change.restarts:
         state.planned.current = None
         _LOOK.drop(state)
+        if change.joins:
+            return [do.Enlarge(change)]
         leaving = (change.node,) if change.restarts else ()
         return [do.SaveFirst(Reschedule(leaving) if change.spare else Resize(leaving))]
     lost = _kept_back(state, change)
@@ -310,7 +324,7 @@ def _stay(state: JobState, change: PlannedChange, why_not: str) -> Recs:
     _give_up(state, why_not, failed=True)
     if change.node in state.planned.unwell and _spare_of(state, change):
         state.planned.unwell[change.node].failures = FAILURES  # who holds what does not change by waiting
-    state.note(drain_given_up(change.node, why_not))
+    state.note(growth_given_up(change.joins, why_not) if change.joins else drain_given_up(change.node, why_not))
     return [do.OpenGeneration()]
 
 
@@ -355,12 +369,7 @@ def _switch(state: JobState, change: PlannedChange) -> Recs:
         state.planned.unwell[change.node].note = f"its ranks have moved to {spare}"
     vacate(state, change.node)
     state.world.move(change.node, spare)
-    for newcomer in change.newcomers.values():
-        holder = state.world.holders[newcomer.rank]
-        holder.incarnation, holder.pid, holder.early = newcomer.incarnation, newcomer.pid, True
-        state.world.take(holder, RankEvent.START_ORDERED)
-        state.forget(newcomer.rank)
-    return [do.OpenGeneration(moved=moved), do.AskNewcomers(tuple(sorted(change.newcomers)))]
+    return [do.OpenGeneration(moved=moved), do.AskNewcomers(hand_to(state, change.newcomers))]
 
 
 def _spare_of(state: JobState, change: PlannedChange) -> str:
@@ -419,8 +428,8 @@ def _watch(state: JobState, change: PlannedChange) -> Recs:
         return None
     elif state.world.has(*DONE):
         _give_up(state, "training is about to finish")
-    elif change.spare and state.world.nodes[change.spare].state is not NodeState.SPARE:
-        _give_up(state, f"{change.spare} is not spare any more")
+    elif gone := {*change.joins, *filter(None, [change.spare])} - {*state.world.named(NodeState.SPARE)}:
+        _give_up(state, f"{nodes_text(gone)} is not spare any more")
     elif state.phase is Phase.RUNNING and change.stage is Stage.PREPARING and not change.awaiting:
         return [do.ReadClocks()]  # nobody is waited for, or it was put off by a suspicion that turned out to be none
     return None
@@ -433,7 +442,8 @@ def _look_again(state: JobState) -> Recs:
         return None
     if change.stage is Stage.PREPARING:
         late = ranks_text(change.awaiting)
-        _give_up(state, f"{late} did not reach its train function on {change.spare} in time", failed=True)
+        where = nodes_text(change.joins or [change.spare])
+        _give_up(state, f"{late} did not reach its train function on {where} in time", failed=True)
     elif change.readings < READINGS:
         return [do.ReadClocks()]
     else:
@@ -447,11 +457,14 @@ def _given_up(state: JobState, rec: do.GiveUpChange) -> Recs:
 
 
 def _plan(state: JobState, rec: do.Plan) -> Recs:
-    """Plan a change that needs no preparation, unless another one is planned."""
+    """Plan a change, unless another one is planned: begin to prepare it, if it needs that."""
     if state.planned.current is not None:
         return None
     state.planned.current = rec.change
-    return [do.ReadClocks()]
+    if not rec.change.awaiting:
+        return [do.ReadClocks()]
+    _order_starts(state)
+    return None
 
 
 def _owes(state: JobState) -> Iterator[Owed]:

@@ -14,7 +14,7 @@ Where a checkpoint was ever complete, beginning at the first step throws trainin
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Container, Iterable, Mapping, Sized
 
 import msgspec
 
@@ -95,11 +95,13 @@ def plan_repair(
     places: Mapping[int, Location],
     restore: Iterable[str] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT),
     trusted_step: int | None = None,
+    new: Container[int] = (),
 ) -> RepairPlan:
     """Return each rank's part in getting the whole world to one step.
 
     Runs at barrier one, in the controller. `reports` has one entry per rank of the world; `restore` names the sources
     of state that the policy allows, in order. State of more than `trusted_step` updates is not used, wherever it lies.
+    Ranks that are `new` to the world have no rank-local state yet, and get that of another rank.
     Raises `StateLost` when no allowed source can give a consistent world.
     """
     refused, restore = list[str](), tuple(restore)
@@ -109,7 +111,7 @@ def plan_repair(
         refused.append(f"no state of more than {trusted_step} updates can be trusted, on any rank")
     for source in restore:
         if source == RestoreSource.REPLICA:
-            plan, why_not = _from_replicas(reports, places)
+            plan, why_not = _from_replicas(reports, places, new)
         elif source == RestoreSource.HOST_COPY:
             plan, why_not = _from_host_copies(reports, restore)
         elif source == RestoreSource.CHECKPOINT:
@@ -143,7 +145,9 @@ def _trusted(report: StepReport, step: int) -> StepReport:
     )
 
 
-def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Location]) -> tuple[RepairPlan | None, str]:
+def _from_replicas(
+    reports: Mapping[int, StepReport], places: Mapping[int, Location], new: Container[int]
+) -> tuple[RepairPlan | None, str]:
     clean = {rank: report for rank, report in reports.items() if report.clean}
     if not clean:
         return None, "no rank holds a clean copy of its state"
@@ -171,7 +175,7 @@ def _from_replicas(reports: Mapping[int, StepReport], places: Mapping[int, Locat
                     f"no clean copy of shard {shard_id} is left at step {target} (rank {rank} needs it)",
                 )
             transfers += sources.send(shard_id, rank)
-    own, lost = _local_states(reports, behind, target, places)
+    own, lost = _local_states(reports, behind, target, places, new)
     if lost:
         return None, (
             f"the rank-local state (random numbers, data position) of {ranks_text(lost)} at step {target} is lost "
@@ -258,10 +262,19 @@ def _sources(
 
 
 def _local_states(
-    reports: Mapping[int, StepReport], behind: list[int], target: int, places: Mapping[int, Location]
+    reports: Mapping[int, StepReport],
+    behind: list[int],
+    target: int,
+    places: Mapping[int, Location],
+    new: Container[int],
 ) -> tuple[list[LocalStateTransfer], list[int]]:
-    """Find a copy of the local state as of `target` for each rank that is behind; return the ranks without one, too."""
-    wanted = set(behind)
+    """Find a copy of the local state as of `target` for each rank that is behind; return the ranks without one, too.
+
+    A rank that is new begins with that of the rank whose number is its own modulo the size that the world had before.
+    """
+    before = sum(rank not in new for rank in reports)
+    origins = {rank: rank % before for rank in behind if rank in new}
+    wanted = {*behind, *origins.values()}
     copies: dict[int, list[int]] = {}
     for holder in sorted(reports):
         for copy in reports[holder].local_states:
@@ -269,11 +282,13 @@ def _local_states(
                 copies.setdefault(copy.rank, []).append(holder)
     transfers, lost = [], []
     for rank in behind:
-        if rank not in copies:
+        origin = None if rank in copies else origins.get(rank)
+        holders = copies.get(rank if origin is None else origin)
+        if holders is None:
             lost.append(rank)
             continue
-        source = min(copies[rank], key=lambda holder: (holder != rank, distance(places[rank], places[holder])))
-        transfers.append(LocalStateTransfer(rank, source))
+        source = min(holders, key=lambda holder: (holder != rank, distance(places[rank], places[holder])))
+        transfers.append(LocalStateTransfer(rank, source, origin))
     return transfers, lost
 
 
@@ -338,6 +353,7 @@ def _assemble(  # noqa: PLR0917 - private; the public signature is plan_repair's
             transfers=tuple(moves.get(rank, ())),
             local_states=tuple(owns.get(rank, ())),
             restore_local=restore is RestoreSource.REPLICA,
+            world_size=len(reports),
         )
         for rank in reports
     }

@@ -5,7 +5,9 @@ begun can do with fewer nodes once the others are overdue. A world that has begu
 that stay and others in the place of those that go, or on new ones only; or in another size, with fewer nodes when one
 is lost and none takes its place, with more when they come. Only whole nodes leave and come. What the survivors hold is
 on disk by then, or cannot be (`saving.py`): every process is started with its new rank and the new number of ranks,
-and loads it. The data position knows how to go on in another division.
+and loads it. The data position knows how to go on in another division. A policy may have the world grow in place: the
+ranks that it has keep their numbers and processes, and new ones are started beside them, which get their state from
+them at a step boundary.
 
 In an incident newcomers are waited for: until they reach their train function, and before that for their device, or
 for a node. A device whose fault passes by itself is given the policy's time; so are the nodes that the platform was
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ...policies.rungs import growth, may_grow
+from ...protocol.messages import StopProcess
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung, node_address
 from . import topic as do
 from .orders import (
@@ -30,18 +33,21 @@ from .orders import (
     faults_of,
     give_back_all_nodes,
     give_up_waiting,
+    hand_to,
     next_generation,
     replace_node,
     request_missing,
+    size_on,
     start,
     start_command,
     stop_all_processes,
 )
-from .state import JobState, Phase, PlannedChange
+from .state import JobState, Newcomer, Phase, PlannedChange
 from .topic import Deadline, Follow, PhaseLimit, Recs, Rule, Topic
 from .world import DONE, NodeState, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
+TRIES = 3  # of new ranks on one node, beside a world that trains
 
 
 # --- waiting for nodes ------------------------------------------------------------------------------------------------
@@ -180,8 +186,10 @@ def _resize(state: JobState, remark: str) -> bool:
         return False
     stop_all_processes(state)
     kept = [name for name in world.group_nodes() if world.nodes[name].state is NodeState.ACTIVE]
-    size = min(nodes * world.ranks_per_node, state.job.world_size)
+    size = size_on(state, nodes)
     world.resize(size)
+    for holder in world.holders:
+        holder.needs = ()  # state is divided in another way
     world.place([*kept, *world.spares()])
     if size != before and state.generation > 0:  # who comes a little late to the start need not wait
         state.planned.scaled_s = state.now
@@ -189,17 +197,23 @@ def _resize(state: JobState, remark: str) -> bool:
     for rank in range(size, before):
         state.forget(rank)
     state.history.replaced(range(max(size, before)))
-    said = f"the world has {size} ranks on {nodes} of the {state.nodes_asked} nodes that the job asked for"
     _open_world(state)
+    _say_size(state, remark)
+    return True
+
+
+def _say_size(state: JobState, remark: str) -> None:
+    size, nodes = state.world.size, state.nodes_needed
+    said = f"the world has {size} ranks on {nodes} of the {state.nodes_asked} nodes that the job asked for"
     state.note("; ".join(filter(None, (remark, said))))
     state.say(state.remark)
-    return True
 
 
 def _grow(state: JobState) -> Recs:
     """Let a world that is too small grow, when there are nodes for it and the last change is long enough ago."""
-    before = state.nodes_needed
-    nodes = min(state.nodes_asked, before + len(state.world.named(NodeState.SPARE)))
+    before, in_place = state.nodes_needed, state.policy.scale.in_place and state.ever_resilient
+    spares = [name for name in state.world.spares() if not in_place or state.planned.unable.get(name, 0) < TRIES]
+    nodes = min(state.nodes_asked, before + len(spares))
     if nodes == before:
         return None
     least_s = state.policy.scale.min_interval_s
@@ -215,13 +229,40 @@ def _grow(state: JobState) -> Recs:
         _resize(state, f"the world grows from {before} to {nodes} nodes, and all processes restart")
         return None
     detail = f"{nodes} of the {state.nodes_asked} nodes that the job asked for are there, and the world has {before}"
+    joins = tuple(spares[: nodes - before]) if in_place else ()
+    newcomers = _newcomers(state, joins)
     change = PlannedChange(
-        report=FaultReport(FaultKind.NODE_JOINED, state.now, CONTROLLER, detail, node=state.world.spares()[0]),
-        decision=growth(before, nodes, state.nodes_asked),
+        report=FaultReport(FaultKind.NODE_JOINED, state.now, CONTROLLER, detail, node=spares[0]),
+        decision=growth(before, nodes, state.nodes_asked, in_place=in_place),
         charges=(),  # no failure, and so it takes no budget
         nodes=nodes,
+        joins=joins,
+        newcomers=newcomers,
+        awaiting=set(newcomers),
     )
     return [do.Plan(change)]
+
+
+def _newcomers(state: JobState, joins: tuple[str, ...]) -> dict[int, Newcomer]:
+    """Return the processes of the ranks that a larger world has on the nodes that join it."""
+    world = state.world
+    places = [name for name in joins for _ in range(world.ranks_per_node)]
+    ranks = range(world.size, size_on(state, state.nodes_needed + len(joins)))
+    held = {rank: world.to_be(rank).next_incarnation() for rank in ranks}
+    return {rank: Newcomer(rank, held[rank], name) for rank, name in zip(ranks, places, strict=False)}
+
+
+def _enlarge(state: JobState, rec: do.Enlarge) -> Recs:
+    """Give a world whose ranks all stand at a step boundary more ranks, on nodes that have joined."""
+    names = [*state.world.group_nodes(), *rec.change.joins]
+    new = state.world.enlarge(size_on(state, len(names)))
+    state.world.place(names)
+    for each in rec.change.newcomers.values():  # from here on the rank's orders are for them (`routes.py`)
+        state.send(node_address(each.node), StopProcess(each.rank, each.incarnation - 1, grace_s=0.0))
+    state.planned.scaled_s = state.now
+    _GROW.drop(state)
+    _say_size(state, "")
+    return [do.OpenGeneration(moved=tuple(new)), do.AskNewcomers(hand_to(state, rec.change.newcomers))]
 
 
 def _follow(state: JobState) -> Recs:
@@ -316,6 +357,7 @@ START = Topic(
         do.StartWorld: _start_world,
         do.Restart: _restart,
         do.ChangeSize: _change_size,
+        do.Enlarge: _enlarge,
         do.NodesMissing: _nodes_missing,
         do.ReleaseHeld: _release_held,
     },

@@ -174,6 +174,7 @@ class Newcomer:
 
     rank: int
     incarnation: int
+    node: str
     pid: int = 0
 
 
@@ -182,6 +183,7 @@ class PlannedChange:
     """The ranks of `node` move to `spare`; or, without them, the world grows to `nodes` nodes.
 
     `awaiting`: newcomers that have not reached their train function. `restarts`: all processes are, without `node`.
+    `joins`: the nodes by which the world grows, where the ranks that it has keep their processes.
     """
 
     report: FaultReport
@@ -190,6 +192,7 @@ class PlannedChange:
     node: str = ""
     spare: str = ""
     nodes: int = 0
+    joins: tuple[str, ...] = ()
     restarts: bool = False
     holds: bool = False  # all ranks, for an operator
     saves: bool = False  # all ranks write a checkpoint, as an operator wishes
@@ -220,6 +223,7 @@ class Planned:
     unwell: dict[str, Unwell] = field(default_factory=dict)
     going: set[str] = field(default_factory=set)  # nodes that the platform will take away
     scaled_s: float = -math.inf  # when the world last got another size
+    unable: dict[str, int] = field(default_factory=dict)  # nodes on which new ranks have failed, and how often
 
     def newcomer(self, rank: int | None, incarnation: int) -> Newcomer | None:
         """Return the newcomer that a report is about, None when it is about another process."""

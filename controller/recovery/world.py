@@ -123,6 +123,7 @@ class Holder:
     needs: tuple[str, ...] = ()  # the shards that its processes had to hold, known also when they are gone
     memory_fault_s: float | None = None  # when the process reported a memory error itself
     committed: int = 0  # the most that any incarnation of the rank is known to have committed
+    is_new: bool = False  # to a world that trains: it has not been at a step yet
     state: RankState = RankState.ABSENT  # only `World.take` changes it
 
     def next_incarnation(self) -> int:
@@ -201,12 +202,17 @@ class World:
                 left.clear()  # a dict keeps the places of what was removed, and `first` would look at each of them
             self._standing[state][holder.rank] = None
         holder.state = state
+        holder.is_new = holder.is_new and state is not RankState.READY
 
     def lose(self, holder: Holder) -> None:
         """Forget the process of a rank; the rank stays."""
         self.take(holder, RankEvent.LOST)
         holder.resilient, holder.report, holder.memory_fault_s = False, None, None
         holder.pid, holder.started_s, holder.connected, holder.early = 0, 0.0, False, False
+
+    def to_be(self, rank: int) -> Holder:
+        """Return the holder of a rank; of one that the world is too small for, the one that it will have."""
+        return self.holders[rank] if rank < self.size else self.retired.setdefault(rank, Holder(rank))
 
     def resize(self, size: int) -> None:
         """Change the number of ranks. A rank that comes back later continues its incarnation numbers."""
@@ -218,13 +224,19 @@ class World:
             self.retired[holder.rank] = holder
         more = range(len(self.holders), size)
         self.holders = self.holders[:size] + [self.retired.pop(rank, Holder(rank)) for rank in more]
-        for holder in self.holders:
-            holder.needs = ()  # state is divided in another way
         for state, ranks in self._standing.items():
             for rank in [each for each in ranks if each >= size]:
                 del ranks[rank]
             ranks.update(dict.fromkeys(rank for rank in more if self.holders[rank].state is state))
         self.size = size
+
+    def enlarge(self, size: int) -> range:
+        """Give a world that trains more ranks; return them."""
+        new = range(self.size, size)
+        self.resize(size)
+        for rank in new:
+            self.holders[rank].is_new = True
+        return new
 
     def holder(self, rank: int) -> Holder | None:
         """Return the holder of a rank, None when the world has no such rank."""

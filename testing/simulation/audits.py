@@ -47,11 +47,16 @@ class PlayedAudits:
     def __init__(self, process: "Process") -> None:
         self._process, self._world = process, process.world
         self._of_job = process.world.wrong_gradients
-        self.rank, self.world_size = process.rank, process.world_size
+        self.rank = process.rank
         self.settings = process.world.job.settings
         self.audits = Audits(self)  # type: ignore[arg-type]
         self.is_wrong_next = False  # what it computes next
         self._evidence: Evidence | None = None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the world has, as this one knows."""
+        return self._process.world_size
 
     def report_fault(self, kind: FaultKind, detail: str, *given: Any, **named: Any) -> None:
         """Report what an audit has found; it must be there."""

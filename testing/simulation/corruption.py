@@ -68,7 +68,7 @@ class PlayedIntegrity:
         self.marks: dict[str, Marks] = {}
         self._gradient: Marks = CLEAN  # in the gradients that all have
         self.own_gradient: Marks = CLEAN  # in those of this rank alone, after they were reduced
-        self.rank, self.world_size = process.rank, process.world_size
+        self.rank = process.rank
         self.settings = process.world.job.settings
         self.step_clock = self.black_box = self
         self.votes: Any = None
@@ -81,6 +81,11 @@ class PlayedIntegrity:
         self._mends = False  # a vote was lost, and what is wrong here is replaced for that
 
     # --- what the votes ask for ---------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the world has, as this one knows."""
+        return self._process.world_size
 
     @property
     def activity(self) -> Any:

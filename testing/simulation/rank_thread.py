@@ -66,6 +66,7 @@ class RankRecovery:
         """Connect; a world that started together is connected already."""
         process = self._process
         process.in_collective = True
+        process.world_size = order.part.world_size or process.world_size
         if not order.connected:
             process.collectives = 0
             group = self._world.group(order.generation, process.world_size)
@@ -145,9 +146,10 @@ class RankRecovery:
         if move.source != process.rank:
             incoming.append((key, self._take_local))
             return
-        blob = process.place.copy_of(move.rank, step)
+        origin = move.rank if move.origin is None else move.origin
+        blob = process.place.copy_of(origin, step)
         if blob is None:
-            what = f"rank {process.rank} has no rank-local state of rank {move.rank} as of step {step}"
+            what = f"rank {process.rank} has no rank-local state of rank {origin} as of step {step}"
             self._world.fail(Invariant.NOTHING_LOST, what)
         elif move.rank != process.rank:
             self._group.post(key, blob)

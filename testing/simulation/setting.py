@@ -26,6 +26,7 @@ from ...protocol.types import JobSettings, JobSpec, RestoreSource, Rung, Standby
 _STOP = RungPolicy(Rung.STOP)
 BUILDING_AHEAD = 0.1  # share of the worlds in which processes are built ahead of faults
 RESTARTING_AT_ONCE = 0.2  # share of the worlds that save nothing before a rung restarts everybody
+IN_PLACE = 0.5  # share of those that then grow without another process of any rank
 SCALING = 0.3  # share of the worlds of several nodes that may go on with fewer
 
 POLICIES: tuple[Policy, ...] = (
@@ -127,6 +128,9 @@ def _that_scales(setting: Setting, chance: random.Random) -> Setting:
     if not on_ladder or policy.roles or setting.plain or RestoreSource.CHECKPOINT not in policy.restore:
         policy = default_policy()
     scale = ScalePolicy(min_nodes=chance.choice((1, 1, 2)), min_interval_s=chance.choice((0.0, 0.5, 5.0)))
+    # Drawn apart: all else of a seed is as it would be without.
+    in_place = RestoreSource.REPLICA in policy.restore and random.Random(repr(setting)).random() < IN_PLACE
+    scale = msgspec.structs.replace(scale, in_place=in_place)
     lonely = chance.random() < 0.8
     node = policy.node if lonely else NodePolicy(failures=chance.choice((0, 1, 6)))  # left early, if others come
     return msgspec.structs.replace(
@@ -135,6 +139,7 @@ def _that_scales(setting: Setting, chance: random.Random) -> Setting:
         spares=0 if lonely else setting.spares,
         can_create_nodes=setting.can_create_nodes and not lonely,
         capacity=0 if lonely else setting.capacity,
+        replicas=setting.size if in_place else setting.replicas,
         total_steps=max(20, setting.total_steps),
     )
 
@@ -197,6 +202,18 @@ def with_audits(setting: Setting, chance: random.Random) -> Setting:
     )
     policy = msgspec.structs.replace(setting.policy, integrity=integrity)
     return msgspec.structs.replace(setting, policy=policy, total_steps=max(20, setting.total_steps))
+
+
+def with_growth(setting: Setting, chance: random.Random) -> Setting:
+    """Have a world that gets smaller with each node that it loses, and grows in place with each that comes."""
+    nodes, ranks_per_node = chance.choice((2, 2, 3, 4)), chance.choice((1, 2))
+    scale = ScalePolicy(min_nodes=1, min_interval_s=chance.choice((0.0, 0.5)), in_place=True)
+    policy = msgspec.structs.replace(default_policy(), scale=scale)
+    return msgspec.structs.replace(
+        setting, policy=policy, plain=False, nodes=nodes, ranks_per_node=ranks_per_node, spares=0,
+        replicas=nodes * ranks_per_node, total_steps=chance.choice((400, 600)), can_create_nodes=False, capacity=0,
+        slow_checkpoints=False,
+    )  # fmt: skip
 
 
 def draw_ahead(setting: Setting, chance: random.Random) -> Setting:

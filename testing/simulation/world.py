@@ -26,7 +26,16 @@ from .node import SimulatedAgent, SimulatedPlatform
 from .process import Disk, Process
 from .process_faults import OneShot
 from .rank_watch import RankWatch
-from .setting import draw_ahead, draw_saving, draw_setting, with_audits, with_copies, with_slow_ranks, with_votes
+from .setting import (
+    draw_ahead,
+    draw_saving,
+    draw_setting,
+    with_audits,
+    with_copies,
+    with_growth,
+    with_slow_ranks,
+    with_votes,
+)
 
 LONGEST_S = 6 * 3600.0
 MOST_EVENTS = 20_000
@@ -57,6 +66,7 @@ class SimulatedWorld:
         least_nodes: int = 2,
         integrity: bool = False,
         audits: bool = False,
+        grows: bool = False,
     ) -> None:
         self.seed, self.racks = seed, racks
         self.chance = chance = random.Random(seed)
@@ -71,13 +81,13 @@ class SimulatedWorld:
             setting = with_votes(setting, random.Random(f"{seed} votes"))
         if audits:
             setting = with_audits(setting, random.Random(f"{seed} audits"))
+        if grows:
+            setting = with_growth(setting, random.Random(f"{seed} growth"))
         self.setting = setting = draw_ahead(setting, random.Random(f"{seed} ahead"))
         self.ranks_per_node = setting.ranks_per_node
         self.policy, self.job = setting.policy, setting.job()
         self.timeline = Timeline()
-        self.network = Network(
-            self.timeline, chance, delay_s=setting.delay_s, loss=setting.loss, twice=setting.twice
-        )  # fmt: skip
+        self.network = Network(self.timeline, chance, delay_s=setting.delay_s, loss=setting.loss, twice=setting.twice)
         if focus is Phase.FINISHING:  # so that what was said at the start of a short job may arrive at its end
             self.network.worsen(self.timeline.now + 60.0, loss=0.3, delay_s=setting.delay_s)
         self.transcript = Transcript(whole=whole_transcript)

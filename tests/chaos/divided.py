@@ -4,6 +4,7 @@ Runs under `midstep run`: `divided.py RECORDS STEPS STEP_S`. A file `gate.<step>
 front of that step for as long as it is there.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,11 +29,11 @@ def dataset() -> TensorDataset:
 def train(records: Path, steps: int, step_s: float) -> None:
     """Train, and append `step: sample sample` to this rank's record for each step that is committed."""
     midstep.init_process_group()
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)
+    rank = dist.get_rank()
+    torch.manual_seed(1 + rank)
     module = torch.nn.Linear(1, 1)
     model = DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     data = dataset()
     sampler: DistributedSampler[TensorDataset] = DistributedSampler(data, shuffle=True, seed=5)
     batches = ResumableBatches(DataLoader(data, batch_size=BATCH, sampler=sampler))
@@ -46,7 +47,7 @@ def train(records: Path, steps: int, step_s: float) -> None:
                 time.sleep(0.02)
             (samples,) = next(stream)
             optimizer.zero_grad()
-            model(samples[:, None].float()).sum().backward()
+            (model(samples[:, None].float()) * torch.rand(1)).sum().backward()
             time.sleep(step_s)
             with step.update():
                 optimizer.step()
@@ -54,7 +55,9 @@ def train(records: Path, steps: int, step_s: float) -> None:
                 record.write(f"{step.index}: {' '.join(map(str, samples.tolist()))}\n")
 
     loop()
-    (records / f"size.{rank}").write_text(str(ranks))
+    assert os.environ["WORLD_SIZE"] == str(dist.get_world_size())
+    (records / f"size.{rank}").write_text(str(dist.get_world_size()))
+    (records / f"weights.{rank}").write_text(" ".join(float(each).hex() for each in module.parameters()))
     dist.destroy_process_group()
 
 

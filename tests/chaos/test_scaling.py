@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch.utils.data import DistributedSampler
 
+from midstep.protocol import environment as env
 from midstep.protocol.discovery import read_endpoint
 from midstep.protocol.keys import JobKeys
-from midstep.protocol.types import node_address
+from midstep.protocol.types import ArmedFault, node_address
 
 from .comparing import finish
 from .conftest import StartJob
@@ -27,8 +30,8 @@ STEPS, STEP_S = 60, 0.05
 LOSS, GROWTH = 6, 14  # steps at which the world is held, to lose a node and to get one
 
 
-def bring_node(job: Job, name: str) -> "subprocess.Popen[bytes]":
-    """Start the agent of a node that nobody has asked for."""
+def bring_node(job: Job, name: str, faults: Sequence[ArmedFault] = ()) -> "subprocess.Popen[bytes]":
+    """Start the agent of a node that nobody has asked for. `faults`: of the processes on it."""
     keys = job.run_directory / "keys"
     JobKeys.add(str(keys), node_address(name))
     endpoint = read_endpoint(job.run_directory)
@@ -37,6 +40,7 @@ def bring_node(job: Job, name: str) -> "subprocess.Popen[bytes]":
     options |= {"--run-dir": job.run_directory}
     arguments = [str(part) for option in options.items() for part in option]
     environment = {**os.environ, MARK: job.name, "TMPDIR": str(job.temporary)}
+    environment[env.FAULTS] = msgspec.json.encode(faults).decode()
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(job.temporary.parent / "inductor")
     return subprocess.Popen([sys.executable, "-m", "midstep.cli.agent", *arguments], env=environment)
 

@@ -34,7 +34,7 @@ CHANGING = {"add", "append", "clear", "discard", "extend", "insert", "pop", "rem
 MOST_WRITERS, MOST_READERS = 1, 3
 # What still has to fall: the fields that more files write, or read, with their number.
 WRITTEN_BY_MORE = {
-    "Due.held": 2, "Due.incident": 2, "Due.unplaced": 2, "Holder.incarnation": 2, "Holder.pid": 2, "Holder.report": 2,
+    "Due.held": 2, "Due.incident": 2, "Due.unplaced": 2, "Holder.pid": 2, "Holder.report": 2,
     "JobState.incident": 5, "JobState.repair": 2, "Node.state": 2,
     "PlannedChange.stage": 2,
 }  # fmt: skip
