@@ -113,6 +113,7 @@ class RecoveryPhases:
         if order.part.world_size not in {0, self._runtime.world_size}:
             self._runtime.grow(order.part.world_size)
             _growing(self._framework).grown(order.part.world_size)
+        self._runtime.former_size = order.part.former_size or self._runtime.world_size
         self._expect(order)
         self._early.begin(order, self._held)
         self._run(InjectionPoint.REBUILD, order, lambda: self._rebuild(order))

@@ -57,6 +57,7 @@ class Runtime:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.rank = int(environment["RANK"])
         self.world_size = int(environment["WORLD_SIZE"])
+        self.former_size = self.world_size  # ranks, the lowest, that have been at a step: fewer while the world grows
         self.ranks_per_node = int(environment["LOCAL_WORLD_SIZE"])
         self.job, self.node = environment[env.JOB], environment[env.NODE]
         self.connected = environment[env.CONNECTED] == "1"

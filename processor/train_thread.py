@@ -168,8 +168,8 @@ class TrainThread(Surroundings):
     def swap_local(self, step: int, blob: bytes) -> None:
         """Send the rank-local state to the buddy, and keep the peer copy.
 
-        Before its second update the job makes sure that copies are copies: its state is all there, and no rank has
-        been repaired from another one yet.
+        Before its second update the job makes sure that copies are copies: its state is all there. Only a rank that was
+        lost before has been repaired from another one.
         """
         if step == COMPARED_AT and isinstance(self._framework, Comparable):
             self._runtime.step_clock.doing(Activity.PAUSED)  # hashing takes its time, and is no stall
@@ -304,6 +304,7 @@ class TrainThread(Surroundings):
     def _train(self) -> Ended:
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
+        self._runtime.former_size = self._runtime.world_size
         self._copies.resumed(self._phases.rejoined)
         self._votes.resumed(self._step_state.count)
         self._replays.resumed()

@@ -217,6 +217,7 @@ class RepairPart(msgspec.Struct, frozen=True):
     copy_guest: int | None = None  # the rank of another node whose copies this one keeps
     leave_out: LeaveOut | None = None  # batches that a rule has refused
     world_size: int = 0  # how many ranks the generation has; 0: as many as before
+    former_size: int = 0  # how many of them, the lowest, are not new to the world
 
 
 class RepairPlan(msgspec.Struct, frozen=True):

@@ -159,9 +159,8 @@ def exception_line(output: str) -> str:
 def summary_line(text: str) -> str:
     """Return the last line of a traceback, or the first of anything else."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
-    if not lines:
-        return ""
-    return lines[-1].strip() if lines[0].startswith("Traceback") else lines[0].strip()
+    traced = bool(lines) and lines[0].startswith("Traceback")
+    return (lines[-1] if traced else next(iter(lines), "")).strip()
 
 
 def one_line(text: str, longest: int = 1000) -> str:

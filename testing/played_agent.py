@@ -191,7 +191,7 @@ class FakeProcess:
 
     def __init__(self, order: StartProcess, pid: int) -> None:
         self.rank, self.pid, self.incarnation = order.rank, pid, order.incarnation
-        self.world_size = order.world_size
+        self.world_size = self.former_size = order.world_size
         self.session = Session(order.rank, order.incarnation, order.generation)
         self.standing = StepState(clean=order.connected)
         self.steps = StepOrder(self.standing, self)

@@ -14,7 +14,7 @@ Where a checkpoint was ever complete, beginning at the first step throws trainin
 """
 
 import heapq
-from collections.abc import Container, Iterable, Mapping, Sized
+from collections.abc import Collection, Iterable, Mapping, Sized
 
 import msgspec
 
@@ -95,7 +95,7 @@ def plan_repair(
     places: Mapping[int, Location],
     restore: Iterable[str] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT),
     trusted_step: int | None = None,
-    new: Container[int] = (),
+    new: Collection[int] = (),
 ) -> RepairPlan:
     """Return each rank's part in getting the whole world to one step.
 
@@ -119,7 +119,8 @@ def plan_repair(
         else:
             plan, why_not = None, f"{source} is not a source of state that this version has"
         if plan is not None:
-            plan = _keeping_copies(plan, common_copy(reports, most=plan.target_step))
+            former = min(new, default=len(reports))
+            plan = _for_all(plan, host_copy=common_copy(reports, most=plan.target_step), former_size=former)
             return _with_buddies(msgspec.structs.replace(plan, reasons=(*refused, *plan.reasons)), places)
         refused.append(why_not)
     if untouched:
@@ -146,7 +147,7 @@ def _trusted(report: StepReport, step: int) -> StepReport:
 
 
 def _from_replicas(
-    reports: Mapping[int, StepReport], places: Mapping[int, Location], new: Container[int]
+    reports: Mapping[int, StepReport], places: Mapping[int, Location], new: Collection[int]
 ) -> tuple[RepairPlan | None, str]:
     clean = {rank: report for rank, report in reports.items() if report.clean}
     if not clean:
@@ -208,9 +209,10 @@ def _from_host_copies(reports: Mapping[int, StepReport], restore: Iterable[str])
     return plan, ""
 
 
-def _keeping_copies(plan: RepairPlan, step: int) -> RepairPlan:
-    """Tell each rank of which step there are copies of all, so that they are kept until newer ones are whole."""
-    parts = {rank: msgspec.structs.replace(part, host_copy=step) for rank, part in plan.parts.items()}
+def _for_all(plan: RepairPlan, *, host_copy: int, former_size: int) -> RepairPlan:
+    """Tell each rank which copies in host memory are kept until newer ones are whole, and which ranks are not new."""
+    facts = {"host_copy": host_copy, "former_size": former_size}
+    parts = {rank: msgspec.structs.replace(part, **facts) for rank, part in plan.parts.items()}
     return msgspec.structs.replace(plan, parts=parts)
 
 
@@ -266,13 +268,13 @@ def _local_states(
     behind: list[int],
     target: int,
     places: Mapping[int, Location],
-    new: Container[int],
+    new: Collection[int],
 ) -> tuple[list[LocalStateTransfer], list[int]]:
     """Find a copy of the local state as of `target` for each rank that is behind; return the ranks without one, too.
 
     A rank that is new begins with that of the rank whose number is its own modulo the size that the world had before.
     """
-    before = sum(rank not in new for rank in reports)
+    before = min(new, default=len(reports))
     origins = {rank: rank % before for rank in behind if rank in new}
     wanted = {*behind, *origins.values()}
     copies: dict[int, list[int]] = {}

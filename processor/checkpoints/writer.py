@@ -105,7 +105,8 @@ class CheckpointWriter:
     def save_emergency(self, step: int, generation: int, *, publish: bool, shards: Sequence[str]) -> tuple[str, str]:
         """Write what a parked rank holds; returns where, and what went wrong (empty: nothing).
 
-        Copies of other ranks' local states are written too: their owners may be dead.
+        Copies of other ranks' local states are written too: their owners may be dead. Ranks that are new to the world,
+        and have not trained in it, have none that would be missed.
         """
         attempt = self._attempt(generation)
         try:
@@ -116,7 +117,7 @@ class CheckpointWriter:
                     archive.save_local(self._directory, step, copy.rank, blob, attempt=attempt)
             if not publish:
                 return self._directory, ""
-            place = archive.publish(self._directory, step, world_size=self._runtime.world_size, attempt=attempt)
+            place = archive.publish(self._directory, step, world_size=self._runtime.former_size, attempt=attempt)
             return str(place), ""
         except CheckpointError as error:
             return self._directory, str(error)

@@ -336,7 +336,7 @@ class Disk:
         parts.update(copy.rank for copy in process.place.copies() if copy.step == order.step)
         if not order.publish:
             return ""
-        ranks = range(process.world_size)
+        ranks = range(process.former_size)
         missing = sorted(set(ranks) - parts)  # the rank-local states are what a process looks for before it publishes
         if missing:
             self.failures += 1

@@ -67,6 +67,7 @@ class RankRecovery:
         process = self._process
         process.in_collective = True
         process.world_size = order.part.world_size or process.world_size
+        process.former_size = order.part.former_size or process.world_size
         if not order.connected:
             process.collectives = 0
             group = self._world.group(order.generation, process.world_size)
@@ -321,6 +322,7 @@ class RankThread:
         return order
 
     def _train(self, action: act.Train) -> Thread[Ended]:
+        self._process.former_size = self._process.world_size
         self._world.rank_watch.resumed(self._process, action.order)
         self._process.copies.resumed()
         self._process.integrity.resumed()

@@ -30,6 +30,7 @@ class ScalingWatch:
         self.sizes: list[int] = [world.setting.size]
         self._changed_s = self._started_s = 0.0  # when the world got its size, and when its controller took over
         self._growing = False
+        self._grown_from = 0  # the size before it grew in place, if it did so last
         self._prepares, self._prepared_s = False, 0.0  # whether new ranks get ready beside the world; when last
         self._on_disk = 0  # the newest checkpoint when the present world was started
         self._ever = False  # whether one had been complete by then
@@ -52,6 +53,7 @@ class ScalingWatch:
             self._is_as_large_as_it_can_be(seated[0].world_size)
             self._survivors_have_saved()
             self.sizes.append(seated[0].world_size)
+            self._grown_from = 0
             self._changed_s = self._world.machine.state.planned.scaled_s
         elif not seated and self._world.machine.state.world.size != self.sizes[-1]:
             self._has_grown_in_place(orders)
@@ -118,14 +120,15 @@ class ScalingWatch:
             what = f"a world of {before} ranks has {size} now, and the processes of ranks {ended} were ordered to end"
             world.fail(Invariant.SIZE_FITS, what)
         self.sizes.append(size)
-        self._changed_s = world.machine.state.planned.scaled_s
+        self._grown_from, self._changed_s = before, world.machine.state.planned.scaled_s
 
     def _survivors_have_saved(self) -> None:
         """Nothing lost: what is whole on processes without a fault is on the disk."""
-        world, size = self._world, self.sizes[-1]
+        world, sizes = self._world, {self.sizes[-1], self._grown_from}
         if world.disk.failures > self._failures or world.disk.damaged or not world.network.has_delivered:
             return
-        survivors = [process for process in world.living() if process.world_size == size and self._is_well(process)]
+        survivors = [each for each in world.living() if each.world_size in sizes and self._is_well(each)]
+        size = min((each.former_size for each in survivors), default=0)
         stands = [(process.memory.stands or 0, process) for process in survivors]
         newest = max((step for step, _ in stands), default=0)
         current = [process for step, process in stands if step == newest]

@@ -10,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from midstep.cli.main import main
-from midstep.protocol.rules import DO_NOT_REQUEUE
-from midstep.protocol.types import ArmedFault, InjectionPoint
+from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
 from .comparing import finish
 from .conftest import StartJob
@@ -117,8 +116,13 @@ def test_a_process_that_dies_while_the_world_grows_is_replaced_and_no_sample_is_
     assert len({*read(job, "weights").values()}) == 1
 
 
-def test_a_communicator_whose_groups_have_one_size_is_refused_at_start(start_job: StartJob) -> None:
-    """Nothing is restarted for it, and the job's reason says what to do."""
-    job = start_job(script=DIVIDED, policy=IN_PLACE, steps=STEPS, step_s=STEP_S, device="fake")
-    assert job.wait() == DO_NOT_REQUEUE, job.said()
-    assert "scale.in_place in the policy: the communicator" in job.report()["reason"]
+def test_a_node_that_is_lost_while_the_world_grows_takes_no_committed_step_along(start_job: StartJob) -> None:
+    """The world gets smaller again, from a checkpoint of the boundary: the new ranks had nothing that could be lost."""
+    fault = inject(2, InjectionPoint.REBUILD, None, life=2, action=FaultAction.KILL_NODE)
+    with grown(start_job, fault) as (job, _):
+        shrunk = finish(job)["incidents"][-1]
+    assert (shrunk["outcome"], shrunk["rung"], shrunk["steps_lost"]) == ("resumed", "reschedule_pod", 0), shrunk
+    assert set(read(job, "size").values()) == {str(SMALL)}
+    learned = samples_by_step(job)
+    seen = [sample for step in range(STEPS) for sample in learned[step]]
+    assert Counter(seen) == Counter(in_order(len(seen)))
