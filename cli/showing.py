@@ -128,7 +128,8 @@ def _on_ray(job: "RayJob", *, quiet: bool, role: str, again: bool = False, stop:
 def _shown(display: Display, result: JobResult, directory: Path | None = None) -> int:
     """Show the end of a job, and return its exit code. `directory`: of what can be reported on from here."""
     display.drain()
-    display.say(f"{result.reason} (exit code {result.exit_code})", "green" if result.exit_code == 0 else "red")
     if result.exit_code != 0 and directory is not None:
         display.say(f"see `midstep report {directory}`", "dim")
+    # The last line: whoever comes back to the terminal reads it first.
+    display.say(f"{result.reason} (exit code {result.exit_code})", "green" if result.exit_code == 0 else "red")
     return result.exit_code

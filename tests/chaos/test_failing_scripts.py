@@ -53,7 +53,9 @@ def test_the_cause_stands_first_in_run_status_and_report(failure: str, said: str
     script, directory = tmp_path / "train.py", tmp_path / "job"
     script.write_text(FAILS.format(failure))
     ran = run("--nproc-per-node", "2", "--job-dir", str(directory), str(script))
-    assert [line for line in ran.splitlines() if line.startswith(f"midstep: {said}")], ran
+    *_, pointer, end = ran.splitlines()
+    assert pointer == f"midstep: see `midstep report {directory}`"
+    assert end.startswith(f"midstep: {said}"), ran
     for word in ("status", "report"):
         shown = CliRunner().invoke(main, [word, str(directory)], catch_exceptions=False).output
         assert said in " ".join(shown.split()), shown
