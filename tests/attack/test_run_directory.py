@@ -346,9 +346,15 @@ def test_a_directory_that_ends_with_the_login_is_passed_over(tmp_path: Path) -> 
     assert outlives_the_login(its_own, tmp_path)
 
 
+@attack(
+    "another user of the machine reads `launcher.pid`, or writes another process id into it for `kill`",
+    holds="the file is its owner's alone (mode 0600), as the directory around it is",
+)
 def test_the_file_with_the_launcher_s_process_id_is_the_owner_s_alone(place: Path, start: Starter) -> None:
     """It is what `kill` is given, so nobody else reads or writes it."""
-    assert (start("gpt").run_directory / "launcher.pid").stat().st_mode & 0o777 == 0o600
+    directory = start("gpt").run_directory
+    assert (directory / "launcher.pid").stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
 
 
 @attack(

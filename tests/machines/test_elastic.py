@@ -89,6 +89,11 @@ class ElasticJob:
         found: list[dict[str, Any]] = status(self.controller)["incidents"]
         return found
 
+    def restarts_paid(self) -> int:
+        """How much of the budget of `reschedule_pod` is used, from the job's status."""
+        used = {use["name"]: use["used"] for use in status(self.controller)["budgets"]}
+        return int(used["reschedule_pod per job"])
+
     def samples_by_step(self) -> dict[int, list[int]]:
         """What all ranks together have learned from, by step."""
         learned: dict[int, list[int]] = {}
@@ -105,7 +110,7 @@ class ElasticJob:
 def test_a_job_grows_from_one_machine_to_four_loses_two_at_once_and_gets_another(
     start_machines: StartMachines, tmp_path: Path
 ) -> None:
-    """1, 4, 2, and 3: no committed step is lost, and each sample is learned from once."""
+    """1, 4, 2, and 3: no committed step is lost, each sample is learned from once, and only losses take a budget."""
     job = ElasticJob(start_machines(5), tmp_path)
     runs = {0: job.start(0)}
     until((job.records / "samples.0").exists, "the first step on one machine", job.said)
@@ -113,17 +118,21 @@ def test_a_job_grows_from_one_machine_to_four_loses_two_at_once_and_gets_another
     job.until_it_grows(1)
     job.open_gate(GATES[0])
     job.until("running", 4)
+    assert job.restarts_paid() == 0, job.incidents()
     lost = job.machines_of(1, 3)  # each has the copy of its own state on a machine that stays
     for number in lost:
         job.machines[number].power_off()
     job.open_gate(GATES[1])
     job.until("running", 2)
+    paid = job.restarts_paid()
+    assert paid > 0, job.incidents()
     runs[4] = job.start(4)
     job.until_it_grows(2)
     job.open_gate(GATES[2])
 
     assert [run.wait(PATIENCE_S) for number, run in runs.items() if number not in lost] == [0, 0, 0], job.said()
     changes = job.incidents()
+    assert job.restarts_paid() == paid, changes
     assert {change["outcome"] for change in changes} <= {"resumed", "dismissed"}, changes  # a gate looks like a stall
     resumed = [change for change in changes if change["outcome"] == "resumed"]
     assert all(change["resumed_step"] >= change["committed_before"] for change in resumed), changes

@@ -1,5 +1,7 @@
 """Nodes are checked before they get ranks: who is checked with whom, and what their figures mean."""
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,14 +9,19 @@ import pytest
 
 from midstep.agent.channel import CheckOrder
 from midstep.agent.node_check import measure
+from midstep.cli.job_options import asked_for
+from midstep.cli.run import command
 from midstep.controller.recovery.events import ControllerStarted
 from midstep.controller.recovery.fitness import NodeChecks
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NodeState
+from midstep.launch.job import policy_of
 from midstep.policies.schema import NodeCheckPolicy, Policy
 from midstep.protocol.messages import CheckNode, NodeChecked, NodeLost, StartProcess
-from midstep.protocol.types import JobSettings
+from midstep.protocol.types import Assertion, JobSettings
 from midstep.testing.fake_cluster import FakeCluster, job, only
+
+from .test_draining import BOUNDARY, MOVED, prepare, stopped
 
 WITHIN_S = 30.0
 CHECKED = Policy(node_check=NodeCheckPolicy(enabled=True, within_s=WITHIN_S))
@@ -176,6 +183,47 @@ def test_a_node_that_comes_back_is_checked_with_one_in_use_before_it_is_a_spare(
     assert state_of(cluster, "node2") is NodeState.SPARE
 
 
+@pytest.fixture
+def drained() -> FakeCluster:
+    """A job that trains on two of three nodes, which have passed their check; node1 was drained."""
+    cluster = FakeCluster(job(nodes=2, spares=1), CHECKED)
+    orders = cluster.feed(*(cluster.node(f"node{number}") for number in range(3)))
+    while only(orders, CheckNode):
+        orders = figures(cluster, orders)
+    ranks = range(cluster.job.world_size)
+    cluster.feed(*(cluster.started(rank) for rank in ranks))
+    cluster.feed(*(cluster.joined(rank, fresh=True, own=0) for rank in ranks))
+    cluster.pass_barrier_two(0)
+    prepare(cluster)
+    cluster.feed(*(stopped(cluster, rank) for rank in ranks))
+    cluster.feed(*(cluster.joined(rank) for rank in MOVED))
+    cluster.pass_barrier_two(BOUNDARY)
+    assert state_of(cluster, "node1") is NodeState.ISOLATED
+    return cluster
+
+
+def over(cluster: FakeCluster) -> list[Any]:
+    """The detector says that the fault of node1 is over; return what is ordered."""
+    return cluster.feed(cluster.unwell("node1", Assertion.RECOVER))
+
+
+def test_a_node_that_was_left_is_checked_again_when_its_fault_is_over(drained: FakeCluster) -> None:
+    """It is a spare when it has passed, and not before."""
+    orders = over(drained)
+    assert [order.computes for order in only(orders, CheckNode)] == [True, False]
+    assert state_of(drained, "node1") is NodeState.UNFIT
+    figures(drained, orders)
+    assert state_of(drained, "node1") is NodeState.SPARE
+
+
+def test_a_node_that_was_left_stays_so_where_it_fails_the_check_after_its_fault(drained: FakeCluster) -> None:
+    """The figure stands beside it, as for a node that comes."""
+    figures(drained, over(drained), node1={"product_s": 55.0, "exchange_s": 0.1})
+    assert state_of(drained, "node1") is NodeState.ISOLATED
+    (node,) = [node for node in drained.machine.status(drained.now).nodes if node.node == "node1"]
+    assert "its check has failed: a matrix product took 55.0 s" in node.note
+
+
 def test_the_next_controller_orders_the_checks_that_have_not_been_answered() -> None:
     cluster = FakeCluster(job(nodes=2, spares=0), CHECKED)
     orders = only(cluster.feed(cluster.node("node0"), cluster.node("node1")), CheckNode)
@@ -197,3 +245,19 @@ def test_a_matrix_product_is_computed_and_timed(device: str) -> None:
     assert said.error == ""
     assert said.exchange_s is None
     assert 0 < (said.product_s or 0) < 300
+
+
+# --- on the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("typed", "enabled"), [((), False), (("--network-check",), True)])
+def test_network_check_on_the_command_line_reaches_the_policy_and_leaves_its_time_as_it_is(
+    typed: tuple[str, ...], enabled: bool, tmp_path: Path
+) -> None:
+    """As `midstep run` reads it, over a policy of the user's own."""
+    script, policy = tmp_path / "train.py", tmp_path / "policy.yaml"
+    script.write_text("raise SystemExit\n")
+    policy.write_text("node_check: {within_s: 12}\n")
+    read = command.make_context("run", [*typed, "--policy", str(policy), str(script)]).params
+    start = asked_for(**{name: read[name] for name in inspect.signature(asked_for).parameters})
+    assert policy_of(start).node_check == NodeCheckPolicy(enabled=enabled, within_s=12.0)

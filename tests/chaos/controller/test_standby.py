@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from tests.chaos.controller.conftest import Cluster
 
 pytestmark = pytest.mark.chaos
-COLD, HOT = ControllerPhase.COLD, ControllerPhase.HOT
+COLD, HOT, OUT_OF_SERVICE = ControllerPhase.COLD, ControllerPhase.HOT, ControllerPhase.OUT_OF_SERVICE
 FIRST_LIVES = [(rank, 1) for rank in range(4)]
 
 
 def phases(cluster: "Cluster") -> dict[int, ControllerPhase]:
     """Where each living controller stands, by its process id."""
     return {each.pid: each.phase for each in controllers_of_host(cluster.run_directory)}
+
+
+def shown(cluster: "Cluster") -> dict[int, ControllerPhase]:
+    """What `midstep status` shows of each controller, by its process id."""
+    reply = cluster.ask(StatusRequest())
+    assert isinstance(reply, StatusReply)
+    return {each.pid: each.phase for each in reply.status.controllers}
 
 
 def two(cluster: "Cluster") -> tuple[int, int]:
@@ -48,6 +55,7 @@ def test_a_frozen_controller_is_deposed_and_leaves_when_it_wakes_up(cluster: "Cl
     before = cluster.status()
     assert (before.term, before.incidents[0].outcome) == (2, Outcome.RESUMED)
     assert phases(cluster)[standby] is HOT
+    assert shown(cluster) == {active: OUT_OF_SERVICE, standby: HOT}
     os.kill(active, signal.SIGCONT)
     cluster.until(lambda: cluster.controllers[0].poll() is not None)
     assert cluster.controllers[0].returncode == 70
