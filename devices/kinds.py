@@ -32,6 +32,7 @@ class CommunicatorKind:
         device_links: Whether its links carry memory of the device, so that a repair needs no copy on the hosts.
         script_names: What a script may pass to `init_process_group` as its backend.
         tensors: The devices whose tensors its collectives take, as torch names them.
+        grows: Whether its groups can get more ranks while the processes of those that they have stay.
     """
 
     name: str
@@ -39,6 +40,7 @@ class CommunicatorKind:
     device_links: bool = False
     script_names: frozenset[str] = frozenset()
     tensors: frozenset[str] = frozenset({CPU})
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ _GLOO = CommunicatorKind(
     f"{_HOST}.gloo.communicator:GlooCommunicator",
     script_names=frozenset({GLOO}),
     tensors=frozenset({CPU, CUDA}),  # those of GPUs by way of the hosts
+    grows=True,
 )
 OWN = (
     DeviceKind(

@@ -1,6 +1,5 @@
 """From the flags of `midstep run` to a job: its directories, its keys, its journal."""
 
-import ast
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from ..controller.journal.records import Founding
 from ..controller.journal.sqlite_file import HEAD_NAME, journal_path
 from ..controller.journal.sqlite_store import found_journal
 from ..controller.journal.volume_place import folder_in, holds_journal
-from ..devices.kinds import EXTERNAL, NPU, device_kind
+from ..devices.kinds import EXTERNAL, NPU, communicator_kind, device_kind
 from ..platforms.local import MOST_NODES_HERE
 from ..policies.budgets import beyond
 from ..policies.files import load_policy, parse_policy, render
@@ -38,10 +37,10 @@ from ..protocol.token import FullToken, Token, expiry_text
 from ..protocol.types import CONTROLLER, DETECTOR_PREFIX, PLATFORM, JobSpec, RestoreSource, node_address
 from . import directories
 from .meeting import is_loopback
+from .script_imports import refuse_another_size
 
 _log = logging.getLogger(__name__)
 POLICY_NAME = "policy.yaml"  # the policy as it was read, in the directory of its job
-_OF_MEGATRON = ("megatron.", "mindspeed.", "mindspeed_llm.", "midstep.adapters.megatron.")  # what its scripts import
 _TCP = "tcp://"
 _ANY = "*"
 _USED = {"active", "spare", "unfit"}
@@ -185,8 +184,13 @@ def policy_of(start: Start, given: Policy | None = None) -> Policy:
     if out_of_range is not None:
         raise ConfigurationError(f"{start.policy_file or 'the default policy'}: {out_of_range}")
     _refuse_sizes(start)
+    if policy.scale.in_place and not communicator_kind(policy.communicator.name).grows:
+        raise ConfigurationError(
+            f"scale.in_place in the policy: groups of the communicator {policy.communicator.name} have one size. Leave "
+            "it out: all processes restart to grow."
+        )
     if policy.scale.min_nodes is not None:
-        _refuse_another_size(start)
+        refuse_another_size(start.command, _folder_of(start), is_module=start.is_module, mindio=start.mindio)
     return policy
 
 
@@ -220,30 +224,6 @@ def require_script(start: Start) -> None:
         raise ConfigurationError(
             f"there is no script {start.command[0]}. Use -m for a module, --no-python for a program."
         )
-
-
-def _refuse_another_size(start: Start) -> None:
-    """Refuse scale.min_nodes for a script that trains with Megatron, as its ranks would. Raises ConfigurationError."""
-    by = "--mindio" if start.mindio else _megatron_import(start)
-    if by:
-        raise ConfigurationError(
-            f"{by}: a world of another size is not possible with Megatron, where what a rank holds follows from the "
-            "number of ranks. Leave scale.min_nodes out of the policy; have spare nodes instead (--spares)."
-        )
-
-
-def _megatron_import(start: Start) -> str:
-    """Return where the script itself imports Megatron; empty when it does not, or is no Python that can be read."""
-    try:
-        tree = ast.parse(Path(start.command[0]).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        if any(f"{name}.".startswith(_OF_MEGATRON) for name in names):
-            return f"{start.command[0]}, line {node.lineno}"  # type: ignore[attr-defined]
-    return ""
 
 
 def _refuse_sizes(start: Start) -> None:

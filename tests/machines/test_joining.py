@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from midstep.protocol.exits import NOT_ADMITTED
-from midstep.protocol.token import new_token, token_text
+from midstep.protocol.token import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, new_token, token_text
 
 from .conftest import StartMachines
 from .machines import Machine
@@ -27,6 +27,12 @@ HOME = {"MIDSTEP_HOME": "/tmp/jobs"}  # each machine has a /tmp of its own
 PATIENCE_S = 120.0
 STEPS = 60
 FOUR, APART_S = 4, 30.0
+PLAIN = """import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+found = torch.tensor(dist.get_rank() + 1)
+dist.all_reduce(found)
+print("the sum is", found.item())
+"""
 
 
 def until(holds: Callable[[], bool], what: str, said: Callable[[], str]) -> None:
@@ -52,11 +58,14 @@ def status(machine: Machine) -> dict[str, Any]:
 
 
 def start(machine: Machine, token: Path, records: Path, output: Path, nodes: int = 2) -> subprocess.Popen[bytes]:
-    """Run the command that is the same on all machines."""
-    meet = ("--rdzv-endpoint", "m0:29400", "--rdzv-id", "demo", "--token-file", str(token))
+    """Run the command that is the same on all machines. Its environment names the file with the token."""
+    meet = ("--rdzv-endpoint", "m0:29400", "--rdzv-id", "demo")
     shape = ("--nnodes", str(nodes), "--nproc-per-node", "1")
     words = (*MIDSTEP, "run", *shape, *meet, "--policy", str(records.parent / "policy.yaml"))
-    return machine.start((*words, str(TRAINING), str(records), str(STEPS), "0.05"), environment=HOME, output=output)
+    environment = {**HOME, TOKEN_FILE_VARIABLE: str(token)}
+    return machine.start(
+        (*words, str(TRAINING), str(records), str(STEPS), "0.05"), environment=environment, output=output
+    )
 
 
 def make_ready(folder: Path) -> tuple[Path, Path]:
@@ -69,9 +78,9 @@ def make_ready(folder: Path) -> tuple[Path, Path]:
     return records, token
 
 
-def write_token(file: Path) -> Path:
-    """Write a new token into a file of its owner."""
-    file.write_text(token_text(new_token()))
+def write_token(file: Path, text: str | None = None) -> Path:
+    """Write a token, a new one if none is given, into a file of its owner."""
+    file.write_text(text or token_text(new_token()))
     file.chmod(0o600)
     return file
 
@@ -101,6 +110,29 @@ def test_machines_join_in_any_order_and_a_spare_takes_the_place_of_one_that_is_p
     for path in records.glob("steps.*"):
         lines = set(path.read_text().splitlines())
         assert len(lines) == STEPS, f"{path.name}: a step was repeated with other bits"
+
+
+@pytest.mark.parametrize("is_in_home", [False, True], ids=["in the environment", "in the home"])
+def test_a_line_of_torchrun_s_runs_unchanged_on_two_machines_that_find_the_token_by_themselves(
+    start_machines: StartMachines, tmp_path: Path, is_in_home: bool
+) -> None:
+    """As MIDSTEP_TOKEN, or as ~/.midstep/token in the home of each. The script is torchrun's as well."""
+    machines, text = start_machines(2), token_text(new_token())
+    line = ("--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_endpoint=m0:29400", "--rdzv_id=demo")
+    (tmp_path / "train.py").write_text(PLAIN)
+    runs, outputs = [], [tmp_path / f"m{number}.txt" for number in range(2)]
+    for machine, output in zip(machines, outputs, strict=True):
+        home = tmp_path / output.stem
+        (home / ".midstep").mkdir(parents=True)
+        if is_in_home:
+            write_token(home / ".midstep" / "token", text)
+        environment = {**HOME, "HOME": str(home), **({} if is_in_home else {TOKEN_VARIABLE: text})}
+        words = (*MIDSTEP, "run", *line, str(tmp_path / "train.py"))
+        runs.append(machine.start(words, environment=environment, output=output))
+    ended = [run.wait(PATIENCE_S) for run in runs]
+    said = "\n".join(f"--- {path.name}\n{path.read_text()}" for path in outputs)
+    assert ended == [0, 0], said
+    assert "[rank 0] the sum is 3" in said
 
 
 @pytest.mark.nightly

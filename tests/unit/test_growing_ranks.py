@@ -1,5 +1,6 @@
 """What a rank does that keeps its process in a larger world, and what it refuses before its first step."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import midstep
+from midstep.launch.job import Start, policy_of
+from midstep.policies.schema import Policy, ScalePolicy
 from midstep.processor.data import ResumableBatches
 from midstep.processor.framework import Growing
 from midstep.processor.recovery_phases import RecoveryPhases
@@ -93,3 +96,13 @@ def test_a_framework_with_pieces_for_each_rank_is_refused_at_start() -> None:
     framework: Any = SimpleNamespace()
     with pytest.raises(ConfigurationError, match=r"scale\.in_place in the policy: what a rank holds"):
         RecoveryPhases(runtime, framework, framework, framework, framework)
+
+
+def test_a_communicator_whose_groups_have_one_size_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The policy alone does not tell: the device may be of the command line."""
+    script = tmp_path / "train.py"
+    script.write_text("import midstep\n")
+    policy = Policy(scale=ScalePolicy(min_nodes=1, in_place=True))
+    assert policy_of(Start(command=(str(script),), policy=policy)).scale.in_place
+    with pytest.raises(ConfigurationError, match="groups of the communicator fake have one size"):
+        policy_of(Start(command=(str(script),), policy=policy, device="fake"))

@@ -1,6 +1,8 @@
 """`midstep run`: what is refused before anything is made or started."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +11,7 @@ from midstep.cli.main import main
 from midstep.cli.run import command
 from midstep.devices.kinds import NPU
 from midstep.launch.job import Start, create_job
+from midstep.launch.script_imports import MOST_BYTES, MOST_FILES, refuse_another_size
 from midstep.policies.schema import ScalePolicy
 from midstep.protocol.errors import ConfigurationError, PolicyError
 
@@ -104,33 +107,121 @@ def test_a_range_of_nodes_is_what_the_policy_calls_its_fewest(tmp_path: Path, sc
     assert job.spec.settings.resizes
 
 
+FSDP = "from torch.distributed.fsdp import fully_shard\n"
+MEGATRON = "import megatron.core\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "mindio", "named"),
+    ("files", "options", "named", "framework"),
     [
-        ("import torch\n\nfrom midstep.adapters.megatron import resilient\n", False, "train.py, line 3: "),
-        ("def main():\n    import megatron.core\n", False, "train.py, line 2: "),
-        ("import mindspeed.megatron_adaptor\n", False, "train.py, line 1: "),
-        ("", True, "--mindio: "),
+        ({"train.py": "import torch\n\nfrom midstep.adapters.megatron import a\n"}, {}, "train.py, line 3", "Megatron"),
+        ({"train.py": f"def main():\n    {MEGATRON}"}, {}, "train.py, line 2", "Megatron"),
+        ({"train.py": "import mindspeed.megatron_adaptor\n"}, {}, "train.py, line 1", "Megatron"),
+        ({"train.py": ""}, {"mindio": True}, "--mindio", "Megatron"),
+        ({"train.py": f"import midstep\n{FSDP}"}, {}, "train.py, line 2", "fully_shard"),
+        (
+            {"train.py": "import midstep\nfrom torch.distributed import _composable as c\nc.fsdp.fully_shard(1)\n"},
+            {},
+            "train.py, line 3",
+            "fully_shard",
+        ),
+        (
+            {"train.py": f"import midstep\ntry:\n    import a\nexcept ImportError:\n    {FSDP}"},
+            {},
+            "train.py, line 5",
+            "fully_shard",
+        ),
+        ({"train.py": "from midstep.adapters import torchtitan\n"}, {}, "train.py, line 1", "torchtitan"),
+        (
+            {},
+            {"command": ("midstep.adapters.torchtitan", "--module", "llama3"), "is_module": True},
+            "--titan",
+            "torchtitan",
+        ),
+        ({"train.py": "import midstep, model\n", "model.py": FSDP}, {}, "model.py, line 1", "fully_shard"),
+        (
+            {
+                "train.py": "from midstep import TrainState\nfrom lib import model\nimport broken\n",
+                "broken.py": "this is no Python (\n",
+                "lib/__init__.py": "",
+                "lib/model.py": "import train\nfrom . import model\nfrom .deep.layers import shard\n",
+                "lib/deep/layers.py": f"import lib.model\n{FSDP}",
+            },
+            {},
+            "lib/deep/layers.py, line 2",
+            "fully_shard",
+        ),
+        (
+            {"job/train/__main__.py": "from .. import parts\n", "job/parts.py": MEGATRON},
+            {"command": ("job.train",), "is_module": True},
+            "job/parts.py, line 1",
+            "Megatron",
+        ),
     ],
 )
-def test_a_script_of_megatron_refuses_fewer_nodes_before_anything_starts(
-    text: str, mindio: bool, named: str, tmp_path: Path
+def test_a_script_of_a_framework_whose_world_keeps_its_size_refuses_fewer_nodes_before_anything_starts(
+    files: dict[str, str], options: dict[str, Any], named: str, framework: str, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    start = Start(command=(str(script),), nodes=2, least_nodes=1, mindio=mindio, job_directory=tmp_path / "job")
-    with pytest.raises(ConfigurationError, match=f"{named}a world of another size is not possible with Megatron"):
+    """By what it imports itself, or in modules beside it; those are read, and never run."""
+    given = {"command": (str(tmp_path / "train.py"),), "working_directory": tmp_path, **options}
+    write_all(tmp_path, files)
+    start = Start(nodes=2, least_nodes=1, job_directory=tmp_path / "made", **given)
+    with pytest.raises(ConfigurationError, match=f"{named}: a world of another size is not possible with {framework}"):
         create_job(start)
-    assert not (tmp_path / "job").exists()
+    assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("text", ["import torch\n", "import mega\nfrom . import megatron\n", "this is no Python (\n"])
-def test_another_script_may_train_on_fewer_nodes(text: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(text)
-    job = create_job(Start(command=(str(script),), nodes=2, least_nodes=1, job_directory=tmp_path / "job"))
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train.py": "import torch\n"},
+        {"train.py": "import mega\nfrom . import megatron\n"},
+        {"train.py": "this is no Python (\n"},
+        {"train.py": "import midstep, helper, torch.distributed.fsdp\n", "helper.py": "import train, helper, broken\n"},
+        {"train.py": "import midstep, broken, latin\n", "broken.py": "def (\n", "latin.py": "\0"},
+        {"train.py": f"import midstep, {'a' * 300}\n", "unused.py": FSDP},
+        {"train.py": f"from typing import TYPE_CHECKING as T\nimport typing\nif typing.TYPE_CHECKING:\n    {MEGATRON}"},
+        {"train.py": f"import midstep\ntry:\n    {MEGATRON}except (ImportError, OSError):\n    core = None\n"},
+        {"train.py": FSDP},
+    ],
+    ids=[
+        "torch",
+        "other names",
+        "no Python",
+        "a circle",
+        "broken helpers",
+        "not imported",
+        "for types",
+        "may be missing",
+        "restarted as a whole",
+    ],
+)
+def test_another_script_may_train_on_fewer_nodes(files: dict[str, str], tmp_path: Path) -> None:
+    write_all(tmp_path, files)
+    start = Start(command=(str(tmp_path / "train.py"),), nodes=2, least_nodes=1, job_directory=tmp_path / "made")
+    job = create_job(start)
     job.held.remove()
     assert job.spec.settings.resizes
+
+
+def test_however_many_modules_lie_beside_a_script_few_are_read(tmp_path: Path) -> None:
+    """A chain that is longer than the levels, a file that is too long, and more files than are read: in under 10 s."""
+    chain = {f"m{number}.py": f"import m{number + 1}\n" for number in range(20)} | {"m20.py": MEGATRON}
+    many = {f"n{number}.py": "" for number in range(2 * MOST_FILES)}
+    script = f"import m0, long, {', '.join(name.removesuffix('.py') for name in many)}, last\n"
+    write_all(tmp_path, {"train.py": script, **chain, **many, "last.py": MEGATRON})
+    (tmp_path / "long.py").write_text(MEGATRON + "#" * MOST_BYTES)
+    began = time.monotonic()
+    refuse_another_size((str(tmp_path / "train.py"),), tmp_path, is_module=False, mindio=False)
+    assert time.monotonic() - began < 10.0
+
+
+def write_all(folder: Path, files: dict[str, str]) -> None:
+    """Write a script and what lies beside it."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def test_a_policy_whose_world_cannot_get_smaller_refuses_a_range_of_nodes(tmp_path: Path, script: Path) -> None:

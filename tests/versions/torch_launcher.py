@@ -1,11 +1,12 @@
 """Run torch's own tests of torchrun with `midstep run` in its place, and print a table of which pass.
 
-python -m tests.versions.torch_launcher [NAME...]     NAME: part of a test's name
+python -m tests.versions.torch_launcher [NAME...]     NAME: part of FILE::TEST
 
-They are in no package: check out pytorch, and name the place in MIDSTEP_PYTORCH. A test calls `main` of
-`torch.distributed.run`; here that runs `midstep run` with the same arguments in a process of its own, hands on what it
-prints, and raises what the test expects of a refused line or a failed job. Exit status 1 when a test ends otherwise
-than DIFFERENT says.
+They are in no package: check out pytorch, and name the place in MIDSTEP_PYTORCH; they import `expecttest`. A test
+calls `main` of `torch.distributed.run`; here that runs `midstep run` with the same arguments in a process of its own,
+hands on what it prints, and raises what the test expects of a refused line or a failed job. `elastic_launch`, which
+some call instead, becomes the line that means the same, with a meeting point on this machine in place of their etcd.
+Exit status 1 when a test ends otherwise than DIFFERENT says.
 """
 
 import argparse
@@ -18,12 +19,15 @@ import sys
 import tempfile
 import time
 import unittest
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.utils.distributed import get_free_port
+from torch.distributed.launcher.api import LaunchConfig
 
 from midstep.agent.fork_server import PRELOAD_STORE
 from midstep.protocol import environment as names
@@ -34,12 +38,15 @@ FOLDER = Path("test", "distributed", "launcher")
 FILES: Mapping[str, tuple[str, ...]] = {
     "test_run.py": ("torch.distributed.run.main",),
     "launch_test.py": ("torch.distributed.launch.main",),
+    "api_test.py": ("torch_api_test.elastic_launch",),
 }
 LIMIT_S = 240.0
 SHOWN = 300  # characters of an error, and of what was printed before it
 REFUSED = 2  # click's exit status for a line that it does not take
 _INSIDE = "looks into torchrun's own process, which is not there"
-# Why a test does not pass. All others do.
+_FUNCTION = "launches a function: a line names a program"
+# Why a test does not pass; one of api_test.py with the file's name where test_run.py has another of its name. All
+# others do.
 DIFFERENT: Mapping[str, str] = {
     "test_is_torchelastic_launched_with_logs_spec_defined": "`--logs-specs` is refused: logs are in the job directory",
     "test_launch_elastic_agent_raise_exception": f"mocks torchrun's agent; {_INSIDE}",
@@ -50,9 +57,20 @@ DIFFERENT: Mapping[str, str] = {
     "test_init_method_tcp_with_torchelastic": "the store is at MASTER_PORT of its generation; `env://` finds it",
     "test_nproc_gpu_launch_configurations": f"mocks the number of GPUs; {_INSIDE}",
     "test_nproc_xpu_launch_configurations": "midstep has no device `xpu`",
+    "test_launch_function": _FUNCTION,
+    "test_launch_dist_sum_with_static_rdzv": _FUNCTION,
+    "api_test.test_launch_elastic_multiple_agents": "starts torch's own launcher in a second process",
 }
 # Calls no launcher: what passes says nothing about one.
-OF_TORCH_ALONE = frozenset({"test_min_max_nodes_parse", "test_is_not_torchelastic_launched"})
+OF_TORCH_ALONE = frozenset(
+    {
+        "test_min_max_nodes_parse",
+        "test_is_not_torchelastic_launched",
+        "test_get_entrypoint_name",
+        "test_rdzv_handler_shutdown_on_agent_error",
+        "test_rdzv_handler_shutdown_on_agent_signal",
+    }
+)
 
 
 class Outcome(unittest.TestResult):
@@ -102,6 +120,24 @@ def launch(arguments: Sequence[str] | None = None) -> None:
         raise ChildFailedError(done.stderr, {0: failure})
 
 
+class ElasticLaunch:
+    """Stands in for torch's `elastic_launch`."""
+
+    def __init__(self, config: LaunchConfig, entrypoint: object) -> None:
+        self._config, self._entrypoint = config, entrypoint
+
+    def __call__(self, *arguments: str) -> dict[int, object]:
+        """Run the line that means the same. Raises as `launch`, and NotImplementedError for a function."""
+        if not isinstance(self._entrypoint, str):
+            raise NotImplementedError(_FUNCTION)
+        config = self._config
+        shape = [f"--nnodes={config.min_nodes}:{config.max_nodes}", f"--nproc-per-node={config.nproc_per_node}"]
+        meeting = [f"--rdzv-endpoint={config.rdzv_endpoint}", f"--rdzv-id={config.run_id or uuid.uuid4().hex}"]
+        rest = [f"--max-restarts={config.max_restarts}", "--rdzv-conf=last_call_timeout=1", "--no-python"]
+        launch([*shape, *meeting, *rest, self._entrypoint, *arguments])
+        return {}
+
+
 def module_of(path: Path) -> ModuleType:
     """Load a file of tests as a module that the processes it forks know."""
     spec = importlib.util.spec_from_file_location(f"torch_{path.stem}", path)
@@ -134,7 +170,10 @@ def run_one(test: unittest.TestCase, replaced: tuple[str, ...]) -> Outcome:
         }
         stack.enter_context(mock.patch.dict(os.environ, variables))
         for name in replaced:
-            stack.enter_context(mock.patch(name, launch))
+            stack.enter_context(mock.patch(name, ElasticLaunch if name.endswith("elastic_launch") else launch))
+        port = get_free_port()  # type: ignore[no-untyped-call]
+        endpoint = f"localhost:{port}"
+        stack.enter_context(mock.patch.object(type(test), "_etcd_endpoint", endpoint, create=True))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         errors = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         test.run(outcome)
@@ -146,7 +185,7 @@ def run_one(test: unittest.TestCase, replaced: tuple[str, ...]) -> Outcome:
 def main() -> int:
     """Run the tests and print the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="parts of names; all without")
+    parser.add_argument("names", nargs="*", help="parts of FILE::TEST; all without")
     wanted = parser.parse_args().names
     if CHECKOUT not in os.environ:
         print(f"{CHECKOUT} names no checkout of pytorch", file=sys.stderr)
@@ -157,12 +196,13 @@ def main() -> int:
         module = module_of(Path(os.environ[CHECKOUT]) / FOLDER / file)
         for test in tests_of(unittest.defaultTestLoader.loadTestsFromModule(module)):
             name = test.id().rpartition(".")[2]
-            if wanted and not any(each in name for each in wanted):
+            if wanted and not any(each in f"{file}::{name}" for each in wanted):
                 continue
             began = time.monotonic()
             outcome = run_one(test, replaced)
-            why = DIFFERENT.get(name, "calls no launcher" if name in OF_TORCH_ALONE else "")
-            expected = outcome.ended == "skipped" or (outcome.ended == "fails") == (name in DIFFERENT)
+            differs = DIFFERENT.get(f"{Path(file).stem}.{name}") or DIFFERENT.get(name, "")
+            why = differs or ("calls no launcher" if name in OF_TORCH_ALONE else "")
+            expected = outcome.ended == "skipped" or (outcome.ended == "fails") == bool(differs)
             bad = bad or not expected
             said = why if expected and why else outcome.said
             print(f"| `{name}` | {outcome.ended} | {said} | {time.monotonic() - began:.0f} |", flush=True)
