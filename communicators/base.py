@@ -177,7 +177,7 @@ class DeviceMessage(NamedTuple):
 
 
 @runtime_checkable
-class Growing(Protocol):
+class GrowingGroups(Protocol):
     """A communicator whose world can get more ranks while the process of each rank that it has stays."""
 
     def only_whole_groups(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..communicators import communicator_named
-from ..communicators.base import Growing
+from ..communicators.base import GrowingGroups
 from ..devices import device_named
 from ..protocol import environment as env
 from ..protocol import errors
@@ -156,7 +156,7 @@ class Runtime:
         )
         check_arguments(given, job)
         if settings.grows_in_place:
-            if not isinstance(self.communicator, Growing):
+            if not isinstance(self.communicator, GrowingGroups):
                 raise errors.ConfigurationError(
                     f"scale.in_place in the policy: the communicator {settings.communicator} has groups of one size. "
                     "Leave scale.in_place out: all processes restart to grow"
@@ -174,7 +174,7 @@ class Runtime:
 
     def grow(self, world_size: int) -> None:
         """Be in a world of so many ranks from the next link-up on, and let the script read so. In rebuild."""
-        assert isinstance(self.communicator, Growing)
+        assert isinstance(self.communicator, GrowingGroups)
         self.world_size = world_size
         self.communicator.grow(world_size)
         for name in ("WORLD_SIZE", "ROLE_WORLD_SIZE"):

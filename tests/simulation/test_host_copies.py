@@ -71,7 +71,7 @@ def test_a_lost_node_costs_no_more_than_a_process_where_each_copy_is_on_two(monk
             "before the last one is whole", CADENCE, "return self._whole and self.due(step)", "return self.due(step)"
         ),
         Mutant("over the newest", CADENCE, "return min((index", "return max((index"),
-        Mutant("the common one is not kept", REPAIR, "replace(part, host_copy=step)", "replace(part, host_copy=0)"),
+        Mutant("the common one is not kept", REPAIR, '"host_copy": host_copy', '"host_copy": 0'),
         Mutant("those on other nodes are forgotten", BUDDIES, "found.get(kept.rank, set()).add", "set().add"),
         Mutant("the oldest is taken", BUDDIES, NEWEST, NEWEST.replace("max", "min")),
     ],

@@ -145,6 +145,8 @@ class Process:
         self.notes: list[str] = []
         runtime: Any = SimpleNamespace(
             rank=self.rank,
+            world_size=2,
+            former_size=2,
             generation=1,
             communicator=self.communicator,
             callbacks=Callbacks(self.rank, self.lifecycle),

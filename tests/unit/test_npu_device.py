@@ -23,7 +23,7 @@ from midstep.processor.recovery_phases import RecoveryPhases
 from midstep.processor.step_order import StepState
 from midstep.protocol.errors import ConfigurationError, RecoveryError
 from midstep.protocol.faults import DEVICE_FAULT_ACTIONS, FaultAction
-from midstep.protocol.types import ShardHold
+from midstep.protocol.types import JobSettings, ShardHold
 
 ENVIRONMENT = {"HCCL_ASYNC_ERROR_HANDLING": "0"}
 
@@ -261,7 +261,7 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
         open_shard=lambda name: SimpleNamespace(tensors=shards[name]),
     )
     box = SimpleNamespace(copies=tuple)
-    settings = SimpleNamespace(checkpoint_directory=None, checkpoint_format="safetensors")
+    settings = JobSettings()
     runtime: Any = SimpleNamespace(device=device, connected=True, black_box=box, settings=settings)
     nothing: Any = None
     step_state = StepState(clean=True)
