@@ -59,6 +59,10 @@ class ElasticJob:
 
         until(holds, f"{phase} with {ranks} ranks", self.said)
 
+    def until_held(self, step: int) -> None:
+        """Wait until all ranks stand at the gate of a step: what they have committed is written down by then."""
+        until(lambda: {each["step"] for each in status(self.controller)["ranks"]} == {step}, f"step {step}", self.said)
+
     def until_it_grows(self, ranks: int) -> None:
         """Wait until a world of so many ranks is to grow, or has: it pauses before the gate where that is quick."""
 
@@ -119,6 +123,7 @@ def test_a_job_grows_from_one_machine_to_four_loses_two_at_once_and_gets_another
     job.open_gate(GATES[0])
     job.until("running", 4)
     assert job.restarts_paid() == 0, job.incidents()
+    job.until_held(GATES[1])
     lost = job.machines_of(1, 3)  # each has the copy of its own state on a machine that stays
     for number in lost:
         job.machines[number].power_off()

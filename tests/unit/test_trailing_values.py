@@ -3,7 +3,7 @@
 import queue
 import random
 import threading
-from collections import defaultdict
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -131,8 +131,9 @@ def test_bytes_that_are_no_train_state_s_are_unreadable() -> None:
 class Links:
     """Ranks in threads, of which each swaps with any other."""
 
-    def __init__(self) -> None:
-        self.mail: dict[tuple[int, int], queue.Queue[bytes]] = defaultdict(queue.Queue)
+    def __init__(self, world_size: int) -> None:
+        # Made beforehand: two threads that both find one missing would each make it, and a message would be lost.
+        self.mail = {pair: queue.Queue[bytes]() for pair in product(range(world_size), repeat=2)}
 
     def of(self, rank: int, world_size: int) -> Runtime:
         """Return what a rank compares with."""
@@ -147,7 +148,7 @@ class Links:
 
 def compare(held: list[dict[str, int]]) -> list[str]:
     """Have ranks compare what they hold; return what each was refused with."""
-    links, found = Links(), [""] * len(held)
+    links, found = Links(len(held)), [""] * len(held)
 
     def one(rank: int) -> None:
         try:

@@ -4,6 +4,8 @@ One job for each rank, which loses it fourteen times. Where another rank holds t
 there is none, ranks come back from copies in host memory and lose two at most.
 """
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -200,11 +202,14 @@ def test_all_holders_of_a_piece_are_lost_and_then_a_node(
     mesh = MESHES["2x2"]
     setting = msgspec.structs.replace(mesh.setting, steps=10, step_s=0.3)
     victims = (1, 3)
-    faults = [inject(victim, InjectionPoint.FORWARD, FIRST) for victim in victims]
-    faults.append(inject(3, InjectionPoint.BACKWARD, 7, life=2, action=FaultAction.KILL_NODE))
+    faults = [inject(3, InjectionPoint.BACKWARD, 7, life=2, action=FaultAction.KILL_NODE)]
     policy = {**POLICY, "host_copy": {"every_steps": 1, "copies": 2}}
-    options = {"nodes": 2, "ranks_per_node": 2, "spares": 1, "policy": policy, "gates": [7]}
+    options = {"nodes": 2, "ranks_per_node": 2, "spares": 1, "policy": policy, "gates": [FIRST, 7]}
     job = start(start_sharded, setting, faults, **options)
+    pids = {each.rank: each.pid for each in job.held_at(FIRST).ranks}
+    for victim in victims:  # at once: the first to be missed would else be repaired from the other one
+        os.kill(pids[victim], signal.SIGKILL)
+    job.open_gate(FIRST)
     holders, node = incidents_of(job, [7], PATIENCE_S)
     assert_mended(holders, set(victims), "host_copy")
     assert_mended(node, {2, 3}, mesh.restore)
