@@ -83,8 +83,8 @@ def test_a_moment_of_deafness_in_one_direction_replaces_nobody(start_job: StartJ
 
 def assert_undisturbed(job: Job, pids: dict[int, int], undisturbed: Record) -> None:
     """The job ends with the processes that it had, and with the bits of the undisturbed run."""
-    ranks = job.held_at(STEPS - 1).ranks
-    assert {rank.rank: rank.pid for rank in ranks} == pids
+    status = job.held_at(STEPS - 1)
+    assert {rank.rank: rank.pid for rank in status.ranks} == pids, status.incidents
     job.open_gate(STEPS - 1)
     report = job.finish()
     assert [incident["replaced"] for incident in report["incidents"] if incident["replaced"]] == []
