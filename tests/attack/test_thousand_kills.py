@@ -153,11 +153,19 @@ class Striker:
             if strike is Strike.KILL_FORKER:
                 yield from (child for child in self._launcher.children() if child.name() == "midstep-nodes")
                 return
-            for agent in agents_of(self._launcher.pid).values():
+            for agent in (*agents_of(self._launcher.pid).values(), *self._orphans()):
                 if strike is Strike.KILL_AGENT:
                     yield agent
                     continue
                 yield from (child for child in agent.children() if child.name().startswith(NAMES[strike]))
+
+    def _orphans(self) -> Iterator[psutil.Process]:
+        """Yield the agents that live on where the process of which they were forked is gone."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                forked = process.name() == "midstep-agent" and process.ppid() == 1
+                if forked and str(self._launcher.pid) in process.cmdline():
+                    yield process
 
 
 def is_well(status: JobStatus) -> bool:
