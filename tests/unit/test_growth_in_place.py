@@ -17,7 +17,6 @@ from midstep.protocol.messages import (
     NodeLost,
     ProcessExited,
     Quiesce,
-    RankJoined,
     Rejoin,
     StartProcess,
     StopProcess,
@@ -61,11 +60,6 @@ def reach_boundary(cluster: FakeCluster) -> list[Any]:
     return cluster.feed(cluster.quiesced(0, BOUNDARY), cluster.quiesced(1, BOUNDARY))
 
 
-def joined(cluster: FakeCluster, rank: int) -> RankJoined:
-    """A new rank joins; it has never been at any step."""
-    return cluster.joined(rank)
-
-
 def test_new_ranks_get_ready_while_the_others_train(cluster: FakeCluster) -> None:
     """Their processes learn of the larger world; nobody is asked to stop before they are ready."""
     bodies = cluster.feed(cluster.node("node9"))
@@ -89,7 +83,7 @@ def test_at_the_boundary_they_join_and_no_process_ends(cluster: FakeCluster) -> 
     bodies = reach_boundary(cluster)
     assert only(bodies, StartProcess) == []
     assert [order.rank for order in only(bodies, Quiesce)] == [*NEW]
-    rejoins = only(cluster.feed(*(joined(cluster, rank) for rank in NEW)), Rejoin)
+    rejoins = only(cluster.feed(*map(cluster.joined, NEW)), Rejoin)
     assert {(each.part.target_step, each.part.world_size, each.part.restore) for each in rejoins} == {
         (BOUNDARY, 4, RestoreSource.REPLICA)
     }
@@ -111,12 +105,14 @@ def test_orders_for_a_new_rank_reach_the_process_that_was_started_for_it(cluster
     for event, _ in cluster.journal:
         routes.learn(event, ())
     routes._hosts[rank_address(2)] = (1, "node/node1")
-    for event in (cluster.node("node9"),):
-        routes.learn(event, cluster.machine.handle(event, cluster.now))
-    for event in (*(cluster.waiting(rank, "node9") for rank in NEW),):
-        routes.learn(event, cluster.machine.handle(event, cluster.now))
-    for event in (cluster.clocks("node0"), cluster.quiesced(0, BOUNDARY), cluster.quiesced(1, BOUNDARY)):
-        routes.learn(event, cluster.machine.handle(event, cluster.now))
+
+    def learn(*events: Any) -> None:
+        for event in events:
+            routes.learn(event, cluster.machine.handle(event, cluster.now))
+
+    learn(cluster.node("node9"))
+    learn(*(cluster.waiting(rank, "node9") for rank in NEW))
+    learn(cluster.clocks("node0"), cluster.quiesced(0, BOUNDARY), cluster.quiesced(1, BOUNDARY))
     assert [routes.connection(rank_address(rank)) for rank in NEW] == ["node/node9", "node/node9"]
 
 
@@ -173,19 +169,19 @@ def test_a_new_rank_that_dies_on_the_way_to_the_boundary_gets_another_process(cl
     bodies = cluster.feed(cluster.quiesced(0, BOUNDARY), cluster.quiesced(1, BOUNDARY))
     starts = only(bodies, StartProcess)
     assert [(start.rank, start.early, start.connected, start.world_size) for start in starts] == [(2, False, False, 4)]
-    cluster.feed(*(joined(cluster, rank) for rank in NEW))
+    cluster.feed(*map(cluster.joined, NEW))
     cluster.pass_barrier_two(BOUNDARY)
 
 
 def test_a_new_rank_that_dies_before_it_is_ready_is_new_in_the_next_attempt(cluster: FakeCluster) -> None:
     """It has no rank-local state that could be lost; the others keep their processes all the same."""
     reach_boundary(cluster)
-    cluster.feed(*(joined(cluster, rank) for rank in NEW))
+    cluster.feed(*map(cluster.joined, NEW))
     cluster.feed(cluster.exited(2))
     cluster.feed(cluster.quiesced(0, BOUNDARY), cluster.quiesced(1, BOUNDARY))
     third = cluster.quiesced(3, 0)
-    cluster.feed(msgspec.structs.replace(third, report=joined(cluster, 3).report))
-    rejoins = only(cluster.feed(joined(cluster, 2)), Rejoin)
+    cluster.feed(msgspec.structs.replace(third, report=cluster.joined(3).report))
+    rejoins = only(cluster.feed(cluster.joined(2)), Rejoin)
     assert {each.part.world_size for each in rejoins} == {4}
     own = {move for each in rejoins for move in each.part.local_states}
     assert own == {LocalStateTransfer(2, 0, 0), LocalStateTransfer(3, 1, 1)}
@@ -194,12 +190,12 @@ def test_a_new_rank_that_dies_before_it_is_ready_is_new_in_the_next_attempt(clus
 def test_a_rank_that_has_been_ready_once_is_not_new(cluster: FakeCluster) -> None:
     """What it has drawn since is its own: with every copy of it lost it does not get that of another rank."""
     reach_boundary(cluster)
-    cluster.feed(*(joined(cluster, rank) for rank in NEW))
+    cluster.feed(*map(cluster.joined, NEW))
     cluster.pass_barrier_two(BOUNDARY)
     cluster.feed(cluster.exited(2))
     step = BOUNDARY + 3
     cluster.feed(*(cluster.quiesced(rank, step) for rank in (0, 1, 3)))
-    bodies = cluster.feed(joined(cluster, 2))
+    bodies = cluster.feed(cluster.joined(2))
     assert only(bodies, Rejoin) == []
     last = cluster.machine.incidents[-1].decisions[-1]
     assert last.rung is Rung.RESCHEDULE_POD

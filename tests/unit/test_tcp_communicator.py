@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from midstep.communicators.base import HostCollectives
 from midstep.communicators.tcp.communicator import TcpCommunicator
+from midstep.policies.schema import CommunicatorPolicy
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorFailed, LinkUpFailed
 from midstep.protocol.types import Rendezvous
 
@@ -128,9 +129,9 @@ def test_an_abort_ends_a_collective_that_waits_and_the_next_generation_is_good(r
 
 
 def test_a_rank_that_never_comes_is_named_in_time(ranks: Ranks) -> None:
-    """A link-up without all of its ranks fails at its deadline."""
+    """A link-up without all of its ranks fails at its deadline, of which the last tenth is for finding out who."""
     with pytest.raises(LinkUpFailed, match="rank 1 has not come"):
-        ranks.all[0].reconnect(1, ranks.store, 0.3)
+        ranks.all[0].reconnect(1, ranks.store, CommunicatorPolicy().link_up_s)
 
 
 def test_an_abort_ends_a_link_up(ranks: Ranks) -> None:
