@@ -166,7 +166,7 @@ def test_a_numbered_request_is_not_taken() -> None:
 
 @attack(
     "the environment of a machine's agent is read: `MIDSTEP_TOKEN`",
-    holds="it is a join token, with which nobody can be the controller. None is in the environment of its ranks "
+    holds="it is a join token, which gives no right to be the controller. None is in the environment of its ranks "
     "(`tests/chaos/test_joined_machines.py`: `test_who_has_no_right_to_join_is_told_why_and_disturbs_nobody`), of "
     "`on_node_relaunch` (`tests/unit/test_relaunch_hook.py`: "
     "`test_the_program_has_the_nodes_in_its_environment_and_the_whole_on_its_stdin`) and of `watch --on-change` "
