@@ -27,8 +27,8 @@ from ..platforms.processes import ChildReaper
 from ..protocol import messages as m
 from ..protocol.discovery import GIVE_UP_S, read_endpoint
 from ..protocol.environment import visible_devices
-from ..protocol.errors import ConfigurationError
-from ..protocol.exits import RESTART_HERE, AgentEnd, heard, write_agent_end
+from ..protocol.errors import ConfigurationError, ForeignVersion
+from ..protocol.exits import NOT_ADMITTED, RESTART_HERE, AgentEnd, heard, write_agent_end
 from ..protocol.keys import JobKeys
 from ..protocol.link import Absence, ControllerLink
 from ..protocol.mailbox import Mailbox
@@ -132,6 +132,7 @@ class Agent:
             on_command=self._command,
             on_new_controller=self._follow,
             on_acknowledged=self._acknowledged,
+            on_foreign=self._misunderstand,
             lookup=(lambda: None) if options.endpoints else partial(read_endpoint, self._folder.parent),
         )
         self._absence = Absence(self._link, options.endpoints, self._give_up) if options.endpoints else None
@@ -265,6 +266,11 @@ class Agent:
         _log.error("%s", reason)
         self._exit_code = 1
         self._begin_end(reason)
+
+    def _misunderstand(self, error: ForeignVersion) -> None:
+        """End: without the same release here and there this node can do nothing for the job."""
+        self._exit_code = NOT_ADMITTED
+        self._begin_end(f"the controller at {self._link.endpoint} cannot be understood: {error}")
 
     def _give_up(self) -> None:
         self._exit_code = RESTART_HERE

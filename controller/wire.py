@@ -14,11 +14,12 @@ import msgspec
 
 from ..protocol import codec
 from ..protocol import codec as frames
-from ..protocol.errors import MailboxFull, WireError
+from ..protocol.errors import ForeignVersion, MailboxFull, WireError
 from ..protocol.identities import OPERATOR_PREFIX
 from ..protocol.mailbox import Mailbox, SenderMemory
 from ..protocol.messages import (
     NEVER_JOURNALED,
+    Ack,
     Command,
     CommandToRank,
     EnrolmentRequested,
@@ -35,6 +36,7 @@ from .routes import RankOrders, Routes
 RECEIVE_LIMIT = 1000  # messages a turn, and what their frames have beyond it
 FRAMES_AT_ONCE = 16
 READ_FIRST_S = 1.0  # for so long nothing is sent again while something is to be read
+MOST_FOREIGN = 1024  # connections of another version that are logged once each
 UNCONFIRMED_LIMIT = 10_000  # messages taken in and not yet durable; more are dropped and come again
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Wire:
         self._now = 0.0  # of this turn
         self.heard_only_beats = False  # when it received last
         self._refused: Counter[str] = Counter()
+        self._foreign: set[str] = set()  # connections whose version was logged
         self._resend_by_s = 0.0
         self._from_operators: list[Received] = []
         self._set_aside: deque[Received] = deque()
@@ -121,6 +124,9 @@ class Wire:
         for message in messages:
             try:
                 envelope = codec.decode(message)
+            except ForeignVersion as error:
+                self._turn_away(error, received.identity, now)
+                continue
             except WireError as error:
                 self.refuse(type(error).__name__, received.identity)
                 continue
@@ -128,6 +134,16 @@ class Wire:
             if believed is not None:
                 arrivals.append(Arrival(believed, received.identity))
         return len(messages)
+
+    def _turn_away(self, error: ForeignVersion, connection: str, now: float) -> None:
+        """Answer a message of another version with any of this one, by which its sender sees what is wrong."""
+        self.refuse(type(error).__name__, connection)
+        if connection not in self._foreign:
+            if len(self._foreign) >= MOST_FOREIGN:
+                self._foreign.clear()
+            self._foreign.add(connection)
+            _log.warning("%s is turned away: %s", connection, error)
+        self._transmit(self._mailbox.post(Ack(session=0, number=0), connection, now, reliable=False), connection)
 
     def from_operators(self) -> list[Received]:
         """Return what operators on other machines have sent, once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..protocol.discovery import Lookup
-from ..protocol.errors import MidstepError
+from ..protocol.errors import ForeignVersion, MidstepError
 from ..protocol.keys import ClientKeys, JobKeys
 from ..protocol.link import ControllerLink
 from ..protocol.mailbox import Mailbox
@@ -54,8 +54,14 @@ class FaultReporter:
         curve = JobKeys.load_client(keys, address) if isinstance(keys, Path) else keys
         socket = DealerSocket(controller, identity=address, curve=curve)
         self._link = ControllerLink(
-            mailbox, socket, on_command=self._command, on_new_controller=lambda: None, lookup=lookup
+            mailbox,
+            socket,
+            on_command=self._command,
+            on_new_controller=lambda: None,
+            on_foreign=self._misunderstand,
+            lookup=lookup,
         )
+        self._foreign: ForeignVersion | None = None
         self._waiting: deque[FaultReport] = deque()  # until few enough are unacknowledged
         self._timer: asyncio.TimerHandle | None = None
 
@@ -79,10 +85,10 @@ class FaultReporter:
         while self._waiting and time.monotonic() < deadline:
             await asyncio.sleep(PACE_S)
         if self._waiting or not await self._link.flush(max(0.0, deadline - time.monotonic())):
-            raise NotTaken(
-                f"the controller has not acknowledged all reports within {limit_s:g} s. It may have ended, or refuse "
-                "these reports: `midstep status` counts what it refuses."
-            )
+            why = "It may have ended, or refuse these reports: `midstep status` counts what it refuses."
+            if self._foreign is not None:
+                why = f"It cannot be understood: {self._foreign}"
+            raise NotTaken(f"the controller has not acknowledged all reports within {limit_s:g} s. {why}")
 
     def close(self) -> None:
         """Drop the connection and the waiting reports. Idempotent."""
@@ -106,6 +112,9 @@ class FaultReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _misunderstand(self, error: ForeignVersion) -> None:
+        self._foreign = error
 
     @staticmethod
     def _command(envelope: Envelope) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .bounds import LONGEST_TEXT
-from .errors import MalformedMessage, OversizedMessage
+from .errors import ForeignVersion, MalformedMessage, OversizedMessage
 from .messages import CheckpointSaved, Envelope, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused
 
 PROTOCOL_VERSION = 2
@@ -29,9 +29,10 @@ _split = msgspec.msgpack.Decoder(_Frame).decode
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    """The first field of every envelope, in this version and in every other one."""
+    """The first fields of every envelope, in this version and in every other one."""
 
     version: int
+    job: str
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -70,29 +71,41 @@ def decode(data: bytes | msgspec.Raw) -> Envelope:
 
     Raises:
         OversizedMessage: there are more than `MAX_MESSAGE_BYTES` of them.
-        MalformedMessage: they are no envelope of this protocol version.
+        ForeignVersion: they are of another version of the protocol.
+        MalformedMessage: they are no envelope.
     """
     size_bytes = memoryview(data).nbytes
     if size_bytes > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"{size_bytes} bytes arrived as one message; the limit is {MAX_MESSAGE_BYTES}.")
     try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise MalformedMessage(f"{size_bytes} bytes are no message{_version_hint(data)}: {error}.") from error
+        envelope = _decoder.decode(data)
+    except _NO_MESSAGE as error:
+        version = _version_of(data)
+        if version is not None and version != PROTOCOL_VERSION:
+            raise _foreign(version) from error
+        raise MalformedMessage(f"{size_bytes} bytes are no message: {error}.") from error
+    if envelope.version != PROTOCOL_VERSION:
+        raise _foreign(envelope.version)
+    return envelope
 
 
+_NO_MESSAGE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError)
 _head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
-def _version_hint(data: bytes | msgspec.Raw) -> str:
-    """Say whether the sender speaks another version: of all malformed bytes, those have an easy remedy."""
+def _foreign(version: int) -> ForeignVersion:
+    return ForeignVersion(
+        f"it speaks version {version} of midstep's protocol, and this process speaks {PROTOCOL_VERSION}. Install the "
+        "same release of midstep on every node."
+    )
+
+
+def _version_of(data: bytes | msgspec.Raw) -> int | None:
+    """Return the version of what is no envelope of this one. None: it is none of any other either."""
     try:
-        version = _head_decoder.decode(data).version
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError):
-        return ""
-    if version == PROTOCOL_VERSION:
-        return ""
-    return f" of protocol version {PROTOCOL_VERSION} but of {version} (install the same midstep on every node)"
+        return _head_decoder.decode(data).version
+    except _NO_MESSAGE:
+        return None
 
 
 def _carried(value: Any) -> Any:

@@ -10,6 +10,7 @@
     |   +-- UnsupportedCollective   a collective that the job's library does not do, for its arguments
     +-- WireError                   bytes that are refused; counted, never fatal
     |   +-- MalformedMessage
+    |   |   +-- ForeignVersion      another release of midstep speaks there
     |   +-- OversizedMessage
     +-- MailboxFull                 more is unacknowledged than a mailbox may hold; nothing was posted
     +-- JournalError                the controller's journal cannot be read or written
@@ -88,6 +89,10 @@ class WireError(MidstepError):
 
 class MalformedMessage(WireError):
     """Bytes that are no message of this protocol."""
+
+
+class ForeignVersion(MalformedMessage):
+    """A message of another version of the protocol: another release of midstep speaks there."""
 
 
 class OversizedMessage(WireError):
@@ -206,10 +211,7 @@ class RoleStoreError(MidstepError):
 
 
 class Interrupted(BaseException):
-    """Raised in the train thread to leave the train function.
-
-    A BaseException, so that a user's `except Exception` does not swallow a recovery.
-    """
+    """Raised in the train thread to leave the train function, past a script's own `except Exception`."""
 
 
 class InjectedFault(Exception):

@@ -16,7 +16,7 @@ from .private_files import replace_file
 
 RESTART_HERE = 75  # no controller for too long: the job may be elsewhere, or over
 ANOTHER_NODE = 76  # this node is not to be used any more by the job
-NOT_ADMITTED = 77  # wrong or expired token, a name that is in use: the same again will not help
+NOT_ADMITTED = 77  # wrong or expired token, a name in use, another release: the same again will not help
 # 79, of a job that a rule of its policy has stopped, is in `rules.py`: a scheduler must not start that job again.
 
 # Of `midstep controller`, whose job is not over then.

@@ -14,7 +14,7 @@ import zmq
 
 from .codec import PROTOCOL_VERSION, envelopes_of, frame_of
 from .discovery import each_address
-from .errors import ConfigurationError, NotAdmitted, WireError
+from .errors import ConfigurationError, ForeignVersion, NotAdmitted, WireError
 from .keys import ClientKeys
 from .messages import (
     JOINING_FAMILY,
@@ -113,7 +113,9 @@ class _Asking:
         self._socket.close()
 
     def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | ControllersListed | None:
-        """Return what the controller says; None if it has said nothing by then. Raises NotAdmitted.
+        """Return what the controller says; None if it has said nothing by then.
+
+        Raises NotAdmitted, also when it speaks another version of the protocol.
 
         One that stands by says where the others are.
         """
@@ -128,12 +130,23 @@ class _Asking:
             poller.poll(_POLL_MS)
             self._require_fit()
             for received in self._socket.receive():
-                for body in _bodies(received.data):
+                for body in self._bodies(received.data):
                     if isinstance(body, EnrolmentRefused | ControllersListed):
                         return body
                     if isinstance(body, NodeEnrolled) and body.public_key == self._public_key:
                         return body
         return None
+
+    def _bodies(self, frame: bytes) -> list[object]:
+        try:
+            return [envelope.body for envelope in envelopes_of(frame)]
+        except ForeignVersion as error:
+            raise NotAdmitted(
+                f"the controller of job {self._invitation.job} at {self._endpoint} cannot be understood: {error}"
+            ) from error
+        except WireError as error:
+            _log.warning("refused: %s", error)
+            return []
 
     def _require_fit(self) -> None:
         """Raise NotAdmitted when the handshakes fail."""
@@ -154,11 +167,3 @@ def _in_turn(endpoints: Sequence[str]) -> Iterator[str]:
     """Yield all addresses in turn, for ever; names are looked up again for each turn."""
     while True:
         yield from each_address(endpoints)
-
-
-def _bodies(frame: bytes) -> list[object]:
-    try:
-        return [envelope.body for envelope in envelopes_of(frame)]
-    except WireError as error:
-        _log.warning("refused: %s", error)
-        return []

@@ -19,7 +19,7 @@ import msgspec
 from .codec import decode, encode, pack, unpack
 from .compat import within
 from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup, each_address, split
-from .errors import ConfigurationError, MailboxFull, WireError
+from .errors import ConfigurationError, ForeignVersion, MailboxFull, WireError
 from .mailbox import Mailbox
 from .messages import Ack, ControllersListed, Envelope, Message
 from .transport import DealerSocket, Received
@@ -38,7 +38,9 @@ class ControllerLink:
 
     `on_command` gets each envelope once; it is acknowledged before, since a command lost with this process is
     noticed by the process's end. `on_new_controller` is called when a controller is heard for the first time,
-    or a new one. `on_acknowledged` gets the number of each report that the controller has made durable.
+    or a new one. `on_acknowledged` gets the number of each report that the controller has made durable. `on_foreign`
+    is called when what answers speaks another version of the protocol, and no controller was ever understood: one that
+    takes over in a running job is waited out.
     `lookup` is asked while the controller is silent, and the socket follows it.
     """
 
@@ -50,6 +52,7 @@ class ControllerLink:
         on_command: Callable[[Envelope], None],
         on_new_controller: Callable[[], None],
         on_acknowledged: Callable[[int], None] = lambda number: None,
+        on_foreign: Callable[[ForeignVersion], None] = lambda error: None,
         lookup: Lookup = lambda: None,
     ) -> None:
         self.mailbox = mailbox
@@ -57,6 +60,8 @@ class ControllerLink:
         self._on_command = on_command
         self._on_new_controller = on_new_controller
         self._on_acknowledged = on_acknowledged
+        self._on_foreign = on_foreign
+        self._has_understood = False
         self._lookup = lookup
         self._lookup_failure = ""
         self._loop = asyncio.get_running_loop()
@@ -185,7 +190,10 @@ class ControllerLink:
             envelope = decode(message)
         except WireError as error:
             self._refuse(error)
+            if isinstance(error, ForeignVersion) and not self._has_understood:
+                self._on_foreign(error)
             return
+        self._has_understood = True
         self._take(envelope)
 
     def _refuse(self, error: WireError) -> None:

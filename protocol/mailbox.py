@@ -31,7 +31,6 @@ _MASK = (1 << WINDOW) - 1
 class Refusal(StrEnum):
     """Why an envelope was not delivered. These are the keys of `Mailbox.refused`."""
 
-    WRONG_VERSION = "wrong version"
     WRONG_JOB = "wrong job"
     WRONG_RECEIVER = "wrong receiver"
     OWN_ADDRESS = "own address"  # another process uses the name of this one
@@ -365,9 +364,7 @@ class Mailbox:
     def _fault_of(self, envelope: Envelope, known: SenderMemory | None, now: float) -> Refusal | None:
         """Say why the envelope must not even be looked into."""
         refusal = None
-        if envelope.version != PROTOCOL_VERSION:
-            refusal = Refusal.WRONG_VERSION
-        elif envelope.job != self.job:
+        if envelope.job != self.job:
             refusal = Refusal.WRONG_JOB
         elif envelope.receiver != self.address:
             refusal = Refusal.WRONG_RECEIVER

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]  # three times the im
 KILLED_AT, LOST_AT = 10, 25
 AFTER_LEAVING = 50
 SPARE_S = 60.0
+NEWER = Path(__file__).parent / "newer"  # what makes a process one of another release
 
 
 @pytest.fixture
@@ -142,10 +143,13 @@ def _refuse_others(job: JoinedJob) -> None:
 
     wrong = job.start(token=write_token(job.root / "other.token", new_token()))
     used = job.start("--node", "b")
+    newer = job.start(PYTHONPATH=str(NEWER))
     assert job.wait(wrong) == NOT_ADMITTED
     assert "the token is not that of job" in job.output(wrong).read_text()
     assert job.wait(used) == NOT_ADMITTED
     assert "choose another --node" in job.output(used).read_text()
+    assert job.wait(newer) == NOT_ADMITTED
+    assert "Install the same release of midstep on every node" in " ".join(job.output(newer).read_text().split())
 
     keys = job.run_directory() / "keys"
     terms = JobKeys.load_joining(keys)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from midstep.protocol.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
-from midstep.protocol.errors import MalformedMessage, OversizedMessage
+from midstep.protocol.errors import ForeignVersion, MalformedMessage, OversizedMessage
 from midstep.protocol.messages import (
     Ack,
     Command,
@@ -78,8 +78,11 @@ def test_every_report_and_command_has_a_tag_of_its_own() -> None:
 
 def test_a_message_of_another_version_is_refused_with_the_remedy() -> None:
     data = msgspec.msgpack.encode([PROTOCOL_VERSION + 1, "job", {"later": True}])
-    with pytest.raises(MalformedMessage, match=f"but of {PROTOCOL_VERSION + 1} .*same midstep"):
+    remedy = f"version {PROTOCOL_VERSION + 1} .* speaks {PROTOCOL_VERSION}. Install the same release"
+    with pytest.raises(ForeignVersion, match=remedy):
         decode(data)
+    with pytest.raises(ForeignVersion, match=remedy):  # one that has the same form
+        decode(encode(envelope(Quiesce(rank=0, generation=1), PROTOCOL_VERSION + 1)))
 
 
 def test_an_unknown_message_is_refused() -> None:

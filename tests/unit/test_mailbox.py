@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from midstep.protocol.codec import PROTOCOL_VERSION
 from midstep.protocol.errors import ConfigurationError, MailboxFull
 from midstep.protocol.mailbox import DETECTOR_QUIET_S, WINDOW, Mailbox, Refusal, SenderMemory, Taken
 from midstep.protocol.messages import Ack, Envelope, ProbeProgress, Quiesce, RankFinished
@@ -100,7 +99,6 @@ def test_a_heartbeat_has_no_number_and_is_never_repeated() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": PROTOCOL_VERSION + 1}, Refusal.WRONG_VERSION),
         ({"job": "another"}, Refusal.WRONG_JOB),
         ({"receiver": "rank/1"}, Refusal.WRONG_RECEIVER),
         ({"sender": RANK}, Refusal.OWN_ADDRESS),
