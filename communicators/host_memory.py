@@ -88,6 +88,11 @@ def memory_of(buffer: Any) -> memoryview:
     return memoryview(as_array(flat_view(buffer)))
 
 
+def address_of(buffer: Any) -> int:
+    """Return where a contiguous buffer on the host begins in memory."""
+    return int(buffer.ctypes.data if is_array(buffer) else buffer.data_ptr())
+
+
 def copy_into(target: Any, source: Any) -> None:
     """Copy one buffer of flat bytes into another, of the other kind or on another device too."""
     if is_array(target):

@@ -118,9 +118,9 @@ class ShardMemory:
 
     def __init__(self, tensors: "Sequence[torch.Tensor]", home: str = HOST) -> None:
         # Tensors are contiguous by contract, so these are views: what is written here is written there.
-        self._flat = [flat_view(tensor) for tensor in tensors]
+        self.flat = [flat_view(tensor) for tensor in tensors]
         self._home = home
-        self.sizes = [len(flat) for flat in self._flat]
+        self.sizes = [len(flat) for flat in self.flat]
 
     @property
     def size_bytes(self) -> int:
@@ -130,13 +130,13 @@ class ShardMemory:
     @property
     def at_home(self) -> bool:
         """True if all of it can be sent and received in place."""
-        return all(is_on(flat, self._home) for flat in self._flat)
+        return all(is_on(flat, self._home) for flat in self.flat)
 
     def direct(self, chunk: Chunk) -> Any:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
-        if len(chunk.pieces) > 1 or not is_on(self._flat[chunk.pieces[0].tensor], self._home):
+        if len(chunk.pieces) > 1 or not is_on(self.flat[chunk.pieces[0].tensor], self._home):
             return None
-        return self._view(chunk.pieces[0])
+        return self.view(chunk.pieces[0])
 
     def gather(self, chunk: Chunk, staging: "torch.Tensor") -> None:
         """Copy the chunk out of the tensors."""
@@ -148,13 +148,14 @@ class ShardMemory:
         for view, part in self._parts(chunk, staging):
             copy_into(view, part)
 
-    def _view(self, piece: TensorRange) -> Any:
-        return self._flat[piece.tensor][piece.start : piece.start + piece.length]
+    def view(self, piece: TensorRange) -> Any:
+        """Return a piece of one tensor, where it lies."""
+        return self.flat[piece.tensor][piece.start : piece.start + piece.length]
 
     def _parts(self, chunk: Chunk, staging: "torch.Tensor") -> Iterator[tuple[Any, Any]]:
         at = 0
         for piece in chunk.pieces:
-            yield self._view(piece), staging[at : at + piece.length]
+            yield self.view(piece), staging[at : at + piece.length]
             at += piece.length
 
 

@@ -1,8 +1,8 @@
 """Bring lost state from the ranks that have it to those that need it, by the repair plan.
 
-How the ranges of a shard move is in `range_transfer.py`. Everything small (headers, local states) goes from host to
-host before them, and no rank waits before it has sent all of its own. Every wait ends with the communicator's own
-deadline, or when it is aborted.
+How the ranges of a shard move is in `range_transfer.py`, and between processes of one host in `process_memory.py`.
+Everything small (headers, local states) goes from host to host before them, and no rank waits before it has sent all of
+its own. Every wait ends with the communicator's own deadline, or when it is aborted.
 
 Shards can move early, in a thread beside the link-up of all groups and over links between single pairs of ranks: the
 two ends of a transfer are often ready long before the last group of the last rank is. Each rank decides for itself
@@ -25,6 +25,7 @@ from ..protocol.messages import Rejoin
 from ..protocol.types import InjectionPoint, LocalStateTransfer, RepairLinks, RepairPart, ShardTransfer
 from . import range_transfer as ranges
 from .framework import Concurrent, Framework, Informed, OpenShard
+from .process_memory import MemoryReads, this_host
 from .step_order import STORED
 
 if TYPE_CHECKING:
@@ -50,6 +51,13 @@ class Transferred:
     bytes_received: int
     local_state: bytes | None
     bytes_over_devices: int = 0  # of those received
+    bytes_read: int = 0  # of those received, out of the memory of other processes of this host
+
+    @property
+    def text(self) -> str:
+        """Describe the way that was taken."""
+        ways = f"{self.bytes_over_devices} of them over the devices, {self.bytes_read} read from a process of this host"
+        return f"{self.bytes_received} bytes to this rank, {ways}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +133,17 @@ def move(
     letters.finish()
     device_links = links if part.links is RepairLinks.DEVICE and isinstance(links, DeviceLinks) else None
     ends = _ends(transfers, rank, opened, accepted, ranges.HOST if device_links is None else device_links.device_type)
+    read = 0
     if device_links is None:
-        ranges.move_over_hosts(ends, links, in_flight)
+        reads = MemoryReads(rank, ends, ranges.Letters(rank, links), host=this_host())
+        ranges.move_over_hosts(reads.move(), links, in_flight)
+        if reads.changed:
+            raise reads.changed[0].changed()
+        read = reads.bytes_read
     else:
         ranges.move_over_devices(ends, device_links, letters)
     moved = sum(t.length_bytes for t in transfers if t.destination == rank)
-    received = Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved)
+    received = Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved, read)
     return Arrived(accepted, received)
 
 
@@ -304,7 +317,7 @@ class EarlyTransfers:
             self._has_failed = True
             raise
         self._under_way = None
-        self._runtime.debug_log.note(f"shards have moved early, {arrived.received.bytes_received} bytes to this rank")
+        self._runtime.debug_log.note(f"shards have moved early, {arrived.received.text}")
         return arrived
 
     def succeeded(self) -> None:

@@ -1,5 +1,6 @@
 """Lost state moves while the groups still come up, and whatever is killed meanwhile, no bit is another."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,20 @@ dies = (os.environ["RANK"], os.environ[INCARNATION]) == ("3", "1")
 own = midstep.Lifecycle(rebuild=die_late) if dies else None
 train(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), lifecycle=own)
 """
+# The training of `training.py`, whose little state is read from a process of the same host as much state is.
+READING = f"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+
+from training import train
+
+from midstep.processor import process_memory
+
+process_memory.LEAST_BYTES = 0
+train(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+"""
 EARLY, GIVEN_UP = "shards have moved early", "was given up"
 STATE_BYTES = 10_000  # the model of these jobs has more
 
@@ -86,6 +101,12 @@ def noted(job: Job, rank: int, life: int) -> list[str]:
     return [line for line in log.read_text().splitlines() if EARLY in line or GIVEN_UP in line]
 
 
+def moved_in(line: str, how: str = "bytes to this rank") -> int:
+    """Return how many bytes a note says that have moved so."""
+    (found,) = re.findall(rf"(\d+) {how}", line)
+    return int(found)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_kill_beside_an_early_transfer_replaces_no_other_rank(incidents: Incidents, case: str) -> None:
     _, replaced, step = CASES[case]
@@ -103,7 +124,7 @@ def test_lost_state_moves_while_the_groups_come_up(killed: Job, incidents: Incid
     assert incidents
     first = noted(killed, 1, 2)
     assert [EARLY in line for line in first] == [True] * (device == "cpu")
-    assert all(int(line.split()[-5]) > STATE_BYTES for line in first), first
+    assert all(moved_in(line) > STATE_BYTES for line in first), first
 
 
 def test_state_moves_early_again_after_an_attempt_that_failed(
@@ -121,7 +142,7 @@ def test_state_moves_early_again_after_an_attempt_that_failed(
     assert_same_numbers(job.record(), undisturbed)
     moved = noted(job, 1, 2)
     assert [EARLY in line for line in moved] == ([False, True] if device == "cpu" else [True])
-    assert int(moved[-1].split()[-5]) > STATE_BYTES, moved
+    assert moved_in(moved[-1]) > STATE_BYTES, moved
 
 
 def test_one_rank_that_moves_nothing_early_is_enough_for_all(
@@ -136,3 +157,18 @@ def test_one_rank_that_moves_nothing_early_is_enough_for_all(
         (log,) = job.directory.rglob("rank-1.2.debug.log")
         assert "not all ranks move shards early" in log.read_text()
         assert EARLY not in log.read_text()
+
+
+@pytest.mark.soak
+def test_kills_beside_reads_of_the_sources_memory_change_no_bit(
+    start_job: StartJob, undisturbed: Record, device: str, tmp_path: Path
+) -> None:
+    """The newcomer reads what it has lost from the process of its source, which may be killed meanwhile."""
+    script = tmp_path / "reading.py"
+    script.write_text(READING)
+    job = start_job(script=script, faults=[fault for faults, _, _ in CASES.values() for fault in faults], **ONE_NODE)
+    for case, incident in incidents_of(job, CASES).items():
+        assert_nobody_harmed(incident, CASES[case][1])
+    assert_same_numbers(job.record(), undisturbed)
+    (note,) = noted(job, 1, 2) or ["0 read"]
+    assert (moved_in(note, "read") > STATE_BYTES) == (device == "cpu"), note
