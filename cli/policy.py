@@ -12,7 +12,15 @@ from rich.text import Text
 from ..controller.recovery.buddies import Location, buddies
 from ..policies.acjob.translation import translate
 from ..policies.budgets import Roles, beyond
-from ..policies.explain import SupposedWorld, Supposition, answer, parse_fault, suppose, typical
+from ..policies.explain import (
+    SupposedWorld,
+    Supposition,
+    answer,
+    compared_copies,
+    parse_fault,
+    suppose,
+    typical,
+)
 from ..policies.files import load_policy, load_policy_or_roles, load_roles, render
 from ..policies.rules import advice
 from ..policies.schema import Policy, default_policy
@@ -232,7 +240,8 @@ def _answers(policy: Policy, world: SupposedWorld, faults: tuple[str, ...]) -> l
     for case in cases:
         decision, said = answer(policy, case)
         found.append(Answer(case.title, decision, (*said, *_copies_left(policy, case, decision))))
-    return found
+    compared = () if faults else compared_copies(policy)
+    return [*found, Answer("the copies of a shard are not equal", None, compared)] if compared else found
 
 
 def _copies_left(policy: Policy, case: Supposition, decision: Decision | None) -> tuple[str, ...]:

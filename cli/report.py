@@ -16,6 +16,7 @@ from ..launch.directories import find_job
 from ..launch.reached_job import HereJob, JobElsewhere, ReachedJob, reached
 from ..protocol.errors import ConfigurationError
 from ..protocol.incidents import Incident, JobStatus
+from ..protocol.slow_records import SlowTold
 from ..protocol.time_spent import TimeSpent
 from .display.plain import echo, echo_as_it_is, echo_json
 from .display.terminal import Terminal
@@ -89,7 +90,7 @@ def command(
         report_group(group)
         return
     target = reached(job, controller, token_file)
-    status = load_status(target.directory) if isinstance(target, HereJob) else ask_for_status(target)
+    status, slow = load_history(target.directory) if isinstance(target, HereJob) else ask_for_history(target)
     incidents = choose(status, number)
     if picture is not None:
         from .views.pictures import write_picture
@@ -104,9 +105,9 @@ def command(
     if story:
         print_story(target, number)
     elif as_json:
-        echo_json(_json(report_json(status, incidents, kept_forecast(target))))
+        echo_json(_json(report_json(status, incidents, kept_forecast(target), slow)))
     else:
-        print_report(status, incidents, kept_forecast(target))
+        print_report(status, incidents, kept_forecast(target), slow)
 
 
 def report_all(*, alone: bool, as_json: bool) -> None:
@@ -133,21 +134,30 @@ def report_group(directory: Path) -> None:
         if role.status is not None:
             echo(f"\n=== role {role.role}, attempt {role.attempt} ===")
             place = HereJob(Path(role.job_directory))
-            status = load_status(place.directory)
-            print_report(status, choose(status, None), kept_forecast(place))
+            status, slow = load_history(place.directory)
+            print_report(status, choose(status, None), kept_forecast(place), slow)
 
 
 def load_status(job_directory: Path) -> JobStatus:
-    """Replay a job's journal, read-only, to its last event. Raises JournalError if it cannot be read."""
-    from ..launch.reached_job import read_status
-
-    return read_status(job_directory)
+    """Return a job's status as `load_history` does."""
+    return load_history(job_directory)[0]
 
 
-def ask_for_status(job: JobElsewhere) -> JobStatus:
+def load_history(job_directory: Path) -> tuple[JobStatus, SlowTold]:
+    """Replay a job's journal, read-only, to its last event. Raises JournalError if it cannot be read.
+
+    Returns the status, and which nodes were named slow.
+    """
+    from ..launch.reached_job import read_history
+
+    return read_history(job_directory)
+
+
+def ask_for_history(job: JobElsewhere) -> tuple[JobStatus, SlowTold]:
     """Ask a job's controller for its status, and for all incidents, page by page. Raises MidstepError."""
-    told = asked(job, StatusRequest(), StatusReply).status
-    return msgspec.structs.replace(told, incidents=tuple(incidents_after(job, 0)), incidents_left_out=0)
+    told = asked(job, StatusRequest(), StatusReply)
+    incidents = tuple(incidents_after(job, 0))
+    return msgspec.structs.replace(told.status, incidents=incidents, incidents_left_out=0), told.slow
 
 
 def print_story(job: ReachedJob, number: int | None) -> None:
@@ -209,12 +219,14 @@ def choose(status: JobStatus, number: int | None) -> tuple[Incident, ...]:
     return chosen
 
 
-def print_report(status: JobStatus, incidents: tuple[Incident, ...], forecast: TimeSpent | None) -> None:
+def print_report(
+    status: JobStatus, incidents: tuple[Incident, ...], forecast: TimeSpent | None, slow: SlowTold
+) -> None:
     """Print the report to standard output: colours on a terminal, plain text in a file or a pipe."""
     from .views.report_text import job_view
 
     width = min(WIDTH, max(NARROWEST, shutil.get_terminal_size((WIDTH, 0)).columns))
-    show(job_view(status, incidents, width=width, forecast=forecast), width)
+    show(job_view(status, incidents, width=width, forecast=forecast, slow=slow), width)
 
 
 def show(view: RenderableType, width: int) -> None:

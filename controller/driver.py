@@ -48,7 +48,7 @@ from .journal.upkeep import JournalTrouble, Upkeep
 from .journaled import Journaled, NoticeEvent
 from .keepalive import KeepAlive
 from .learned import Learned
-from .liveness import KeptWords, Liveness, ProgressBoard
+from .liveness import KeptWords, Liveness, ProgressBoard, with_single_copies
 from .metrics import Observation
 from .notifications import NoticeBook
 from .recovery.events import (
@@ -180,7 +180,13 @@ class Driver:
         self._words = KeptWords()
         self._switchover = switchover or Switchover()
         self._told = ToldNodes(lambda: self._switchover.standing()[0])
-        self._requests = RequestHandler(journal.founding.job, self._switchover, stories, lambda: machine.state.policy)
+        self._requests = RequestHandler(
+            journal.founding.job,
+            self._switchover,
+            stories,
+            lambda: machine.state.policy,
+            self._learned.slow_told,
+        )
         self._job_directory, self._clock = job_directory, journal.clock
         self._pending: list[Pending] = []
         self._trouble = JournalTrouble(patience_s)
@@ -282,6 +288,7 @@ class Driver:
         """Return how the job stands, with the latest heartbeats and what this controller has refused."""
         now, error = self._clock.now(), self._trouble.error
         status = self._learned.times.told(self._board.overlay(self._machine.status(now)))
+        status = with_single_copies(status, self._machine.state)
         controllers, paused_until_s = self._switchover.standing()
         return msgspec.structs.replace(
             status,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..protocol.errors import JournalError, SnapshotUnreadable
+from ..protocol.slow_records import SlowTold
 from .enrolment import EnrolmentBook
 from .journaled import Journaled, NoticeEvent, handled, together
 from .liveness import Liveness, Watch
@@ -15,6 +16,7 @@ from .notifications import NoticeBook
 from .recovery.events import Action, Event, Finish, Send, StopRequested
 from .recovery.machine import Machine
 from .routes import Routes
+from .slow_history import SlowHistory
 from .time_account import TimeAccount
 
 FORMAT = 1  # of a snapshot
@@ -33,6 +35,7 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_requested: bool
     times: TimeAccount = msgspec.field(default_factory=TimeAccount)
     notices: NoticeBook = msgspec.field(default_factory=NoticeBook)
+    slow: SlowHistory = msgspec.field(default_factory=SlowHistory)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,6 +58,11 @@ class Learned:
         self.at_s = 0.0
         self.times = TimeAccount()
         self.notices = NoticeBook()
+        self.slow = SlowHistory()
+
+    def slow_told(self) -> SlowTold:
+        """Return which nodes were named slow."""
+        return self.slow.told()
 
     def take(self, event: Journaled, at_s: float) -> list[Action]:
         """Learn from what was journaled, and from what the machine makes of it; the same in a replay."""
@@ -69,6 +77,7 @@ class Learned:
         self.liveness.learn(event, at_s)
         self.times.follow(self.machine.state, event, at_s)
         self.notices.follow(self.machine.state, event, at_s)
+        self.slow.follow(self.machine.state, event, at_s)
         self.enrolments.learn(event, at_s)
         for action in actions:
             if isinstance(action, Finish):
@@ -85,7 +94,7 @@ class Learned:
         try:
             machine, routes, watch = self.machine.memory(), self.routes.learned(), self.liveness.learned()
             enrolments, finish, stop_requested = self.enrolments, self.finish, self.stop_requested
-            folds = self.times, self.notices
+            folds = self.times, self.notices, self.slow
             return _encode(
                 Snapshot(FORMAT, self.at_s, machine, routes, watch, enrolments, finish, stop_requested, *folds)
             )
@@ -99,7 +108,7 @@ class Learned:
         self.routes.restore(snapshot.routes)
         self.liveness.restore(snapshot.watch, snapshot.at_s)
         self.enrolments.restore(snapshot.enrolments)
-        self.times, self.notices = snapshot.times, snapshot.notices
+        self.times, self.notices, self.slow = snapshot.times, snapshot.notices, snapshot.slow
         self.finish, self.stop_requested, self.at_s = snapshot.finish, snapshot.stop_requested, snapshot.at_s
 
 

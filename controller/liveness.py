@@ -6,7 +6,8 @@ Heartbeats are many and of no worth a second later, so none is journaled; the co
 has ended. Status shows what they say of ranks (`ProgressBoard`). Pure: time is an argument, and is the controller's.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -19,6 +20,7 @@ from ..protocol.reports import ReportedValues
 from ..protocol.types import RankProgress, node_address
 from .journaled import Journaled
 from .recovery.events import Event, HoldEnded
+from .recovery.state import JobState
 from .slow_ranks import SlowRanks
 
 QUIET_SHARE = 1 / 3  # of the time in which a node goes silent: one that is cut off with others is late by then, too
@@ -26,6 +28,7 @@ QUIET_INTERVALS = 2
 MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 MOST_POINTS = 120  # of a value that the script reports
 QUIET_RANK_S = 10.0  # a rank that has reported nothing for so long gives its place to a higher one
+MOST_TOLD = 16  # shards of one copy: of a world on one dimension each rank has one
 RESENT_S = 5.0  # after a silence of all: what was said in it has arrived by then
 
 
@@ -267,6 +270,27 @@ class ProgressBoard:
             agreed_step=progress.agreed_step,
             unchecked=progress.unchecked,
         )
+
+
+def with_single_copies(status: JobStatus, state: JobState) -> JobStatus:
+    """Return a status that names the shards that no vote checks. `status`: with the latest heartbeats.
+
+    That a rank has such shards it says with them, once it has voted. Which they are follows from what all ranks had to
+    hold when they last began to train, which the machine knows.
+    """
+    ranks = [rank.rank for rank in status.ranks if rank.unchecked]
+    if not ranks:
+        return status
+    needs = {holder.rank: holder.needs for holder in state.world.holders}
+    found = single_copies(ranks, needs)
+    told = found[:MOST_TOLD]
+    return msgspec.structs.replace(status, single_copies=told, single_copies_left_out=len(found) - len(told))
+
+
+def single_copies(ranks: list[int], needs: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return what these ranks hold and no other does, by rank. `needs`: the shards of every rank of the world."""
+    holders = Counter(shard for shards in needs.values() for shard in shards)
+    return tuple(shard for rank in ranks for shard in needs.get(rank, ()) if holders[shard] == 1)
 
 
 class ReportedBoard:

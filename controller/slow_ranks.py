@@ -340,7 +340,25 @@ class SlowRanks:
             detail = self._slow_links(ranks)
         else:
             detail = self._slow_ranks(kind, ranks)
-        return FaultReport(kind, now, CONTROLLER, detail, node=node, fault_id=f"{kind} {node}", assertion=assertion)
+        return FaultReport(
+            kind,
+            now,
+            CONTROLLER,
+            detail,
+            node=node,
+            fault_id=f"{kind} {node}",
+            assertion=assertion,
+            scores=self._scores(kind, ranks) if assertion is Assertion.OCCUR else {},
+        )
+
+    def _scores(self, kind: FaultKind, ranks: list[int]) -> dict[int, float]:
+        """Return by how many times ranks are slower than others, where that is what they are named for."""
+        if kind is FaultKind.SLOW:
+            return {rank: self.scores[rank].ratio for rank in ranks}
+        if kind is FaultKind.SLOW_LINK:
+            slowest = {rank: self._links[rank].slowest for rank in ranks}
+            return {rank: link.busy_s / link.usual_s for rank, link in slowest.items() if link.usual_s > 0}
+        return {}
 
     def _slow_links(self, ranks: list[int]) -> str:
         link = max((self._links[rank].slowest for rank in ranks), key=lambda link: link.busy_s)

@@ -36,6 +36,7 @@ from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
 from ..protocol.run_directories import is_held
+from ..protocol.slow_records import SlowTold
 from ..protocol.token import TOKEN_FILE_VARIABLE, RoleToken, job_of, operating, read_token
 from . import directories
 from .supervisor import why_no_answer
@@ -175,6 +176,11 @@ def _date_text(at_s: float) -> str:
 def read_status(job_directory: Path) -> JobStatus:
     """Return a job's status as of its last event, from its journal alone. Raises JournalError."""
     return reading.read_status(_journal_of(job_directory))
+
+
+def read_history(job_directory: Path) -> tuple[JobStatus, SlowTold]:
+    """Return a job's status, and which nodes were named slow, from its journal alone. Raises JournalError."""
+    return reading.read_history(_journal_of(job_directory))
 
 
 def read_times(job_directory: Path) -> TimeAccount:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.types import Decision, FaultKind, FaultLevel, FaultReport, Rung
+from ..protocol.types import Decision, FaultKind, FaultLevel, FaultReport, IntegrityAction, Rung
 from .budgets import Facts, FailedRung, NodeFailure, Spent
 from .fault_codes import TREATMENTS, Treatment, closed_text
 from .ladder import Ladder
@@ -188,6 +188,26 @@ def typical(world: SupposedWorld) -> tuple[Supposition, ...]:
         ),
         case("all processes are killed at once", *everybody),
         case("a rank dies in a script that knows nothing of midstep", "kind=exit,rank=0", resilient=False),
+    )
+
+
+def compared_copies(policy: Policy) -> tuple[str, ...]:
+    """Say what votes find, by how many ranks hold a shard, which the layout of a job decides; empty: none are held."""
+    integrity = policy.integrity
+    if not integrity.every_steps or policy.script_writes:
+        return ()
+    then = {
+        IntegrityAction.ROLLBACK: "it gets a copy of the others, and where something wrong may have spread all go back",
+        IntegrityAction.REPAIR: "it gets a copy of the others",
+        IntegrityAction.REPORT: "it is shown, and training continues",
+    }[integrity.then]
+    both = "it is shown" if integrity.then is IntegrityAction.REPORT else "all go back, and the repetition tells which"
+    return (
+        f"a shard that three ranks or more hold (DDP, say): the rank with the odd copy is named; {then}",
+        f"a shard that two ranks hold (HSDP with two rows, say): a vote finds that they differ, naming neither; {both}",
+        "a shard that one rank holds (FSDP on one mesh dimension, or Megatron with replica none or one data parallel "
+        "rank, say): it is not checked by votes, and a copy that went wrong between two steps is not found; `midstep "
+        "status` of the job names these shards once it has voted",
     )
 
 

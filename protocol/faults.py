@@ -108,14 +108,14 @@ class FaultReport(msgspec.Struct, frozen=True):
     age_s: Seconds = 0.0
     output: Text = ""  # the end of what the process had printed that is gone
     trusted_step: Count | None = None  # updates after which no rank's state can be trusted; None: nothing has spread
+    scores: Annotated[dict[Rank, Seconds], Meta(max_length=MOST_OF_A_RANK)] = {}  # of slow ranks: times others'
 
     @classmethod
     def of_rank(
         cls, kind: FaultKind, detail: str, of: tuple[int, int], *, node: str, generation: int, seen_by: str, at_s: float
     ) -> "FaultReport":
         """Report what is wrong with one process: a rank and its incarnation."""
-        rank, incarnation = of
-        return cls(kind, at_s, seen_by, detail, rank, node, generation=generation, incarnation=incarnation)
+        return cls(kind, at_s, seen_by, detail, of[0], node, generation=generation, incarnation=of[1])
 
 
 # --- what an exception means ----------------------------------------------------------------------------------------

@@ -248,11 +248,7 @@ class ReportedSeries(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """The answer to `midstep status`: the machine's view at `at_s`.
-
-    `ranks_asked`: how many the job asked for, where it may continue with fewer; `ranks` are those of the present world.
-    `holding` says what is held while most nodes are silent, and `holds` are those that have ended.
-    """
+    """The answer to `midstep status`: the machine's view at `at_s`. `ranks` are those of the present world."""
 
     job: str
     at_s: float
@@ -269,11 +265,11 @@ class JobStatus(msgspec.Struct, frozen=True):
     faults: tuple[StandingFault, ...] = ()
     exit_code: int | None = None
     reason: str = ""
-    ranks_asked: int = 0
+    ranks_asked: int = 0  # how many the job asked for, where it may continue with fewer
     incidents_left_out: int = 0  # the earliest, to keep an answer small; the journal has them
     faults_left_out: int = 0  # those that were heard of first
-    holding: str = ""
-    holds: tuple[HoldRecord, ...] = ()
+    holding: str = ""  # what is held while most nodes are silent
+    holds: tuple[HoldRecord, ...] = ()  # such times that have ended
     controllers: tuple[ControllerStatus, ...] = ()  # those that live, as far as the one that answers knows
     failover_paused_until_s: float = 0.0  # until then no standby takes over; 0: failover is on
     time: TimeSpent | None = None  # since the job began
@@ -284,3 +280,5 @@ class JobStatus(msgspec.Struct, frozen=True):
     reported: tuple[ReportedSeries, ...] = ()  # values of the script, since this controller leads
     policy_changes: int = 0  # how often its policy was changed while it ran
     held: bool = False  # all ranks stand still at a step boundary, as an operator wants it
+    single_copies: tuple[str, ...] = ()  # shards that are not voted on, as one rank alone holds each: the first ones
+    single_copies_left_out: int = 0

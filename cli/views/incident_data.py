@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...protocol.incidents import Incident, JobStatus, Outcome
+from ...protocol.slow_records import SlowTold
 from ...protocol.time_spent import TimeCategory, TimeSpent
 from ...protocol.types import Decision, FaultReport
 from .causes import cause_line
@@ -85,9 +86,15 @@ def reasons(incident: Incident) -> list[str]:
 
 
 def report_json(
-    status: JobStatus, incidents: tuple[Incident, ...], forecast: TimeSpent | None = None
+    status: JobStatus,
+    incidents: tuple[Incident, ...],
+    forecast: TimeSpent | None = None,
+    slow: SlowTold | None = None,
 ) -> dict[str, Any]:
-    """Return what `midstep report --json` prints: the job, the chosen incidents, the budgets, where the time went."""
+    """Return what `midstep report --json` prints: the job, the chosen incidents, the budgets, where the time went.
+
+    `slow`: the nodes that were named slow; None: that is not known here.
+    """
     return {
         "job": status.job,
         "at_s": status.at_s,
@@ -99,6 +106,8 @@ def report_json(
         "budgets": budgets_json(status),
         "refused": dict(status.refused),
         "faults": faults_json(status),
+        "slow": None if slow is None else [msgspec.to_builtins(record, str_keys=True) for record in slow.records],
+        "slow_left_out": None if slow is None else slow.left_out,
         "holds": [msgspec.to_builtins(hold) for hold in status.holds],
         "rules": {name: msgspec.to_builtins(tally) for name, tally in status.rules.tallies.items()},
         "steps_left_out": status.rules.steps_left_out,

@@ -9,7 +9,9 @@ import msgspec
 
 from ...protocol.incidents import JobStatus, RankStatus
 from ...protocol.wording import ranks_text
-from .wording import count_text
+from .wording import cell, count_text
+
+MOST_NAMED = 3  # shards
 
 
 class KeptCopies(msgspec.Struct, frozen=True):
@@ -27,19 +29,37 @@ class KeptCopies(msgspec.Struct, frozen=True):
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """The last vote that all ranks have passed. `step`: 0: not all have. `unchecked`: ranks with state of no vote."""
+    """The last vote that all ranks have passed. `step`: 0: not all have. `unchecked`: ranks with state of no vote.
+
+    `single`: shards of these ranks of which there is no other copy, the first ones, and `more` there are. `unequal`:
+    the ranks have shards, too, whose copies have not been equal in any vote.
+    """
 
     step: int
     age_steps: int
     unchecked: tuple[int, ...]
+    single: tuple[str, ...] = ()
+    more: int = 0
+    unequal: bool = False
 
     def in_words(self) -> str:
         """Say what is equal, and what no vote checks."""
         passed = "not yet on all ranks"
         if self.step:
             passed = f"the copies of step {self.step} are equal, {count_text(self.age_steps, 'step')} ago"
-        only = f"; not checked: shards of {ranks_text(self.unchecked)}, of which there is no other copy"
-        return f"{passed}{only if self.unchecked else ''}"
+        return f"{passed}; not checked: {self._not_checked()}" if self.unchecked else passed
+
+    def _not_checked(self) -> str:
+        """Say which shards no vote compares, by the names that their ranks have for them."""
+        ranks = ranks_text(self.unchecked)
+        unequal = f"shards of {ranks} whose copies have not been equal in any vote"
+        if not self.single:
+            return unequal
+        named = ", ".join(cell(shard) for shard in self.single)
+        more = f" and {self.more} more" if self.more else ""
+        shards = "shard" if len(self.single) + self.more == 1 else "shards"
+        told = f"{shards} {named}{more} of {ranks}, of which there is no other copy"
+        return f"{told}, and {unequal}" if self.unequal else told
 
 
 def host_copies(status: JobStatus) -> KeptCopies | None:
@@ -57,7 +77,15 @@ def last_vote(status: JobStatus) -> Vote | None:
     if not any(agreed):
         return None
     step = min(agreed)
-    return Vote(step, max(0, status.committed - step), tuple(rank.rank for rank in status.ranks if rank.unchecked))
+    alone = len(status.single_copies) + status.single_copies_left_out
+    return Vote(
+        step,
+        max(0, status.committed - step),
+        tuple(rank.rank for rank in status.ranks if rank.unchecked),
+        status.single_copies[:MOST_NAMED],
+        alone - len(status.single_copies[:MOST_NAMED]),
+        unequal=alone < sum(rank.unchecked for rank in status.ranks),
+    )
 
 
 def copy_left(ranks: Sequence[RankStatus], lost: Collection[str] = ()) -> int:

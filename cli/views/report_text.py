@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.incidents import BudgetUse, ControllerPhase, ControllerStatus, Incident, JobStatus, Outcome
+from ...protocol.slow_records import SlowAnswer, SlowRecord, SlowTold
 from ...protocol.time_spent import TimeSpent
 from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
 from ...protocol.wording import FAULT_WORDS, numbers_text, one_line, ranks_text
@@ -37,6 +38,14 @@ BUDGET_BAR = 20
 OVERVIEW_ROWS = 20
 CAUSE_WIDTH = 24
 HOLD_ROWS = 5
+SLOW_RECORDS = 20  # the latest; all that are kept are in the JSON
+SLOW_RANKS = 8  # of one record
+_DONE_ABOUT_SLOW = {
+    SlowAnswer.REPORTED: "reported",
+    SlowAnswer.DRAINED: "drained to a spare",
+    SlowAnswer.SHRUNK: "left, the world shrank",
+    SlowAnswer.RESTARTED: "left, all restarted",
+}
 
 
 def incident_view(incident: Incident, *, width: int, until_s: float | None = None) -> RenderableType:
@@ -228,9 +237,17 @@ def _ended_lines(incident: Incident) -> list[Text]:
 
 
 def job_view(
-    status: JobStatus, incidents: tuple[Incident, ...], *, width: int, forecast: TimeSpent | None = None
+    status: JobStatus,
+    incidents: tuple[Incident, ...],
+    *,
+    width: int,
+    forecast: TimeSpent | None = None,
+    slow: SlowTold | None = None,
 ) -> RenderableType:
-    """Return the report of the chosen incidents of a job, at most `width` columns wide. `forecast`: as it was kept."""
+    """Return the report of the chosen incidents of a job, at most `width` columns wide. `forecast`: as it was kept.
+
+    `slow`: the nodes that were named slow, as far as that is known.
+    """
     parts: list[RenderableType] = [job_line(status), summary_line(status), *hold_lines(status)]
     if len(incidents) > 1:
         parts.extend((Text(""), overview(incidents, status.at_s)))
@@ -240,6 +257,8 @@ def job_view(
         parts.extend((Text(""), *legend()))
     parts.append(Rule(style="dim", characters="-"))
     parts.append(budget_table(status))
+    named = slow_view(slow, status.at_s) if slow is not None else []
+    parts.extend((Text(""), *named) if named else ())
     records = [*rule_lines(status), *record_lines(status, len(status.controls.records))]
     parts.extend((Text(""), *records) if records else ())
     time = time_view(status, forecast)
@@ -364,3 +383,49 @@ def _budget_bar(budget: BudgetUse) -> Text:
 
 def _is_open(incident: Incident) -> bool:
     return incident.outcome is Outcome.OPEN
+
+
+def slow_view(slow: SlowTold, at_s: float) -> list[RenderableType]:
+    """Return a line for each rank that was named slow, the earliest first; nothing where none was.
+
+    `at_s`: now, in wall-clock seconds.
+    """
+    if not slow.records:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("named", "rank", "node", "score", "since", "for", "what was done"):
+        right = name in {"rank", "score"}
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name == "score")
+    for record in slow.records[-SLOW_RECORDS:]:
+        for row in _slow_rows(record, at_s):
+            table.add_row(*row)
+    told: list[RenderableType] = [table]
+    hidden = max(0, len(slow.records) - SLOW_RECORDS) + slow.left_out
+    if hidden:
+        told.append(
+            Text(f"{wording.count_text(hidden, 'earlier time')} that a node was named slow left out", style="dim")
+        )
+    told.append(Text("score: times as long as others; - where it is told in words:", style="dim"))
+    told += [
+        Text(f"{wording.cell(each.node)}: {wording.telling_line(each.said)}", style="dim")
+        for each in slow.records[-SLOW_RECORDS:]
+    ]
+    return told
+
+
+def _slow_rows(record: SlowRecord, at_s: float) -> list[tuple[str, ...]]:
+    """Return a row for each rank; for the node, where no number is of one rank."""
+    until_s = at_s if record.until_s is None else record.until_s
+    lasted = wording.duration_text(max(0.0, until_s - record.since_s))
+    done = _DONE_ABOUT_SLOW[record.answer]
+    if record.incident is not None:
+        done = f"{done}, incident {record.incident}"
+    elif record.until_s is None:
+        lasted = f"{lasted} so far"
+    tail = (wording.date_text(record.since_s), lasted, done)
+    kind, node = FAULT_WORDS[record.kind].name, wording.cell(record.node)
+    worst = sorted(record.scores.items(), key=lambda each: (-each[1], each[0]))
+    rows: list[tuple[str, ...]] = [(kind, str(rank), node, f"{score:.2f}", *tail) for rank, score in worst[:SLOW_RANKS]]
+    if len(worst) > SLOW_RANKS:
+        rows.append((kind, f"+{len(worst) - SLOW_RANKS}", node, wording.ABSENT, *tail))
+    return rows or [(kind, wording.ABSENT, node, wording.ABSENT, *tail)]

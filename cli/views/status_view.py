@@ -31,6 +31,7 @@ INCIDENTS = 5
 CONTROLS = 5
 FAULT_ROWS = 16
 SHOWN_SLOWNESS = 1.1  # times as long as others
+SLOW_OTHERS = 3  # that are named beside the slowest rank
 STRANGERS = 3  # names of nodes that are not the job's
 _SEVERITY = {each: place for place, each in enumerate(reversed(tuple(Treatment)))}
 FAULT_STYLES = {Treatment.LEAVE: "bold red", Treatment.RESTART: "yellow", Treatment.CLOSE: "yellow"}
@@ -107,18 +108,18 @@ def reported_lines(status: JobStatus) -> list[Text]:
 
 
 def slowness_lines(status: JobStatus) -> list[Text]:
-    """Return which rank is the slowest, and by how much; nothing where none is much slower than others."""
-    compared = [rank for rank in status.ranks if rank.slowness]
-    if not compared:
+    """Return which rank is the slowest, and by how much, and the next ones; nothing where none is much slower."""
+    slow = sorted((rank for rank in status.ranks if rank.slowness >= SHOWN_SLOWNESS), key=lambda each: -each.slowness)
+    if not slow:
         return []
-    worst = max(compared, key=lambda rank: rank.slowness)
-    if worst.slowness < SHOWN_SLOWNESS:
-        return []
+    worst, *others = slow
     text = (
         f"slowest: rank {worst.rank} on {cell(worst.node)} computes for {duration_text(worst.own_s)} in a step, "
         f"{worst.slowness:.2f} times as long as others with equal work"
     )
-    return [Text(text)]
+    named = [f"rank {each.rank} on {cell(each.node)} {each.slowness:.2f} times" for each in others[:SLOW_OTHERS]]
+    named += [f"{len(others) - SLOW_OTHERS} more"] if len(others) > SLOW_OTHERS else []
+    return [Text("; ".join((text, *([f"then {', '.join(named)}"] if named else []))))]
 
 
 def webhook_lines(status: JobStatus) -> list[Text]:

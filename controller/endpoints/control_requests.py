@@ -15,6 +15,7 @@ from ...protocol.controls import MOST_FAILOVER_S, Control, InjectFault, LeadCont
 from ...protocol.errors import MidstepError
 from ...protocol.identities import Role
 from ...protocol.incidents import ControllerPhase, Incident, JobStatus
+from ...protocol.slow_records import SlowTold
 from ...protocol.types import ArmedFault, FaultReport, detector_address
 
 MOST_PAUSED_S = MOST_FAILOVER_S
@@ -104,9 +105,10 @@ class PauseFailoverRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag=True):
-    """The live answer to StatusRequest."""
+    """The live answer to StatusRequest. `slow`: the nodes that were named slow so far."""
 
     status: JobStatus
+    slow: SlowTold = SlowTold()
 
 
 class PolicyReply(msgspec.Struct, frozen=True, tag=True):

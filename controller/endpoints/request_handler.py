@@ -18,6 +18,7 @@ from ...policies.schema import Policy
 from ...protocol.controls import Asked, Control, PauseFailover, PromoteController
 from ...protocol.incidents import Incident, JobStatus, StandingFault
 from ...protocol.messages import FaultReported
+from ...protocol.slow_records import SlowTold
 from ...protocol.types import OPERATOR, ArmedFault, Assertion, FaultKind, FaultLevel, FaultReport, JobSpec
 from ..admission import unbelievable
 from ..journaled import Journaled
@@ -86,12 +87,13 @@ class RequestHandler:
         lead: LeadRequests,
         stories: StoryRequests | None = None,
         policy: Callable[[], Policy] = Policy,
+        slow: Callable[[], SlowTold] = SlowTold,
     ) -> None:
         """`lead` answers what is about the lead, and not about the job; `stories`, if any, what the journal tells.
 
-        `policy` returns the policy in force.
+        `policy` returns the policy in force, and `slow` the nodes that were named slow.
         """
-        self._policy = policy
+        self._policy, self._slow = policy, slow
         self._job = job
         self._lead = lead
         self._stories = stories
@@ -146,7 +148,7 @@ class RequestHandler:
 
     def _told(self, request: StatusRequest | IncidentsRequest, status: JobStatus) -> Reply:
         if isinstance(request, StatusRequest):
-            return StatusReply(self._abridger.abridged(status))
+            return StatusReply(self._abridger.abridged(status), self._slow())
         return page(status.incidents, request.after)
 
     def misfit(self, report: FaultReport) -> Refused | None:

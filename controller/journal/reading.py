@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...protocol.incidents import JobStatus
+from ...protocol.slow_records import SlowTold
 from ..etcd.place import EtcdPlace
 from ..journaled import handled, together
 from ..learned import read_snapshot
 from ..recovery.machine import RecoveryMachine
+from ..slow_history import SlowHistory
 from ..story import StoryEntry, turns
 from ..time_account import TimeAccount
 from . import sqlite_file
@@ -33,8 +35,13 @@ def read_founding(where: Where) -> Founding:
 
 def read_status(where: Where) -> JobStatus:
     """Return the job's status as of its last event, from the journal alone. Changes nothing. Raises JournalError."""
-    machine, times, last_s = _replayed(where)
-    return times.told(machine.status(last_s))
+    return read_history(where)[0]
+
+
+def read_history(where: Where) -> tuple[JobStatus, SlowTold]:
+    """Return the job's status, and which nodes were named slow. As `read_status` in all else."""
+    machine, times, slow, last_s = _replayed(where)
+    return times.told(machine.status(last_s)), slow.told()
 
 
 def read_times(where: Where) -> TimeAccount:
@@ -42,23 +49,24 @@ def read_times(where: Where) -> TimeAccount:
     return _replayed(where)[1]
 
 
-def _replayed(where: Where) -> tuple[RecoveryMachine, TimeAccount, float]:
-    """Return machine and account behind the last event, and when that was."""
+def _replayed(where: Where) -> tuple[RecoveryMachine, TimeAccount, SlowHistory, float]:
+    """Return machine, account and slow nodes behind the last event, and when that was."""
     with _reading(where) as (journal, founding, first):
-        machine, times, last_s = founding.machine(), TimeAccount(), founding.created_s
+        machine, times, slow, last_s = founding.machine(), TimeAccount(), SlowHistory(), founding.created_s
 
         def restore(state: bytes) -> None:
-            nonlocal last_s, times
+            nonlocal last_s, times, slow
             snapshot = read_snapshot(state)
             machine.restore(snapshot.machine)
-            last_s, times = snapshot.at_s, snapshot.times
+            last_s, times, slow = snapshot.at_s, snapshot.times, snapshot.slow
 
         for event, at_s in events_behind(journal, find_start(journal, first, restore, journal.snapshots())):
             for events in together(event):
                 handled(machine, events, at_s)
                 times.follow(machine.state, events[-1], at_s)
+                slow.follow(machine.state, events[-1], at_s)
             last_s = at_s
-        return machine, times, last_s
+        return machine, times, slow, last_s
 
 
 def read_story(where: Where) -> Iterator[StoryEntry]:

@@ -207,8 +207,8 @@ def test_slow_ranks_and_the_age_of_copies_are_told() -> None:
         (
             (41_210,) * 4,
             2,
-            "the copies of step 41210 are equal, 10 steps ago; not checked: shards of ranks 2, 3, of which there is "
-            "no other copy",
+            "the copies of step 41210 are equal, 10 steps ago; not checked: shards piece2, piece3 of ranks 2, 3, of "
+            "which there is no other copy",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_the_last_vote_is_told_in_the_words_of_a_terminal(agreed: tuple[int, ...
         msgspec.structs.replace(rank, agreed_step=step, unchecked=int(rank.rank >= 4 - unchecked))
         for rank, step in zip(status().ranks, agreed, strict=True)
     )
-    told = status(ranks=ranks)
+    told = status(ranks=ranks, single_copies=tuple(f"piece{rank}" for rank in range(4 - unchecked, 4)))
     assert msgspec.json.decode(SectionWriter().write(Looked(told))["reserves"])["held"] == [["votes", says]]
     (line,) = vote_lines(told)
     assert line.plain == f"votes: {says}"

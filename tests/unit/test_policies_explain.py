@@ -204,3 +204,25 @@ def test_a_fault_outside_the_supposed_world_is_refused(text: str, words: str) ->
     with pytest.raises(ConfigurationError) as caught:
         suppose([parse_fault(text)], SupposedWorld())
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("then", "says"),
+    [("rollback", "all go back, and the repetition tells which"), ("report", "it is shown, and training continues")],
+)
+def test_with_votes_it_is_said_which_layouts_they_do_not_check(tmp_path: Path, then: str, says: str) -> None:
+    """The policy knows no job, so it names layouts; the shards themselves are named by `midstep status`."""
+    file = tmp_path / "votes.yaml"
+    file.write_text(f"integrity: {{every_steps: auto, then: {then}}}\n")
+    text = midstep_policy("explain", file).output
+    assert "the copies of a shard are not equal\n  no process is touched\n    a shard that three ranks or more" in text
+    assert says in text
+    assert "one rank holds (FSDP on one mesh dimension, or Megatron with replica none or" in text
+    assert "it is not checked by votes" in text
+    *_, last = json.loads(midstep_policy("explain", "--json", file).output)
+    assert (last["decision"], len(last["said"])) == (None, 3)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--fault", "kind=exit,rank=0")])
+def test_without_votes_nothing_is_said_of_copies(arguments: tuple[str, ...]) -> None:
+    assert "the copies of a shard" not in midstep_policy("explain", *arguments).output

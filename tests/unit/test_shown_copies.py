@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from midstep.cli.views.status_view import status_view
-from midstep.controller.liveness import ProgressBoard
+from midstep.controller.liveness import MOST_TOLD, ProgressBoard, single_copies, with_single_copies
 from midstep.protocol.host_copies import copied_bytes, copied_steps, create_copy_files
 from midstep.protocol.incidents import JobStatus
 from midstep.protocol.messages import NodeHeartbeat
@@ -82,21 +82,81 @@ def test_files_without_a_copy_take_nothing() -> None:
     assert (copied_steps(fds, 0), copied_bytes(fds)) == ((), 0)
 
 
-@pytest.mark.parametrize(
-    ("agreed", "unchecked", "words"),
-    [
-        ((10, 10, 10, 10), (0, 0, 0, 0), "votes: the copies of step 10 are equal, 2 steps ago\n"),
-        ((10, 10, 10, 10), (0, 1, 0, 1), "2 steps ago; not checked: shards of ranks 1, 3, of which there is no"),
-        ((10, 0, 10, 10), (0, 0, 0, 0), "votes: not yet on all ranks"),
-    ],
-)
-def test_status_says_which_state_has_passed_a_vote(
-    cluster: FakeCluster, agreed: tuple[int, ...], unchecked: tuple[int, ...], words: str
-) -> None:
-    """And of whose shards there is no other copy to vote on."""
-    status = cluster.machine.status(cluster.now)
+def voted(status: JobStatus, agreed: tuple[int, ...], unchecked: tuple[int, ...]) -> JobStatus:
+    """Return the status when ranks say which state has passed a vote, and how many shards none can check."""
     board = ProgressBoard(world_size=len(status.ranks))
     for rank, step, alone in zip(status.ranks, agreed, unchecked, strict=True):
         clock = RankProgress(rank.rank, rank.incarnation, 1, 12, Activity.COMPUTING, 0, 0.0, 0.0, 0.1)
         board.take(NodeHeartbeat(rank.node, 1.0, (msgspec.structs.replace(clock, agreed_step=step, unchecked=alone),)))
-    assert words in "\n".join(line.rstrip() for line in shown(board.overlay(status)).splitlines())
+    return board.overlay(status)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "words"),
+    [
+        ((10, 10, 10, 10), "votes: the copies of step 10 are equal, 2 steps ago\n"),
+        ((10, 0, 10, 10), "votes: not yet on all ranks"),
+    ],
+)
+def test_status_says_which_state_has_passed_a_vote(cluster: FakeCluster, agreed: tuple[int, ...], words: str) -> None:
+    told = voted(cluster.machine.status(cluster.now), agreed, (0, 0, 0, 0))
+    assert words in "\n".join(line.rstrip() for line in shown(told).splitlines())
+
+
+def needing(*shards: tuple[str, ...]) -> FakeCluster:
+    """A running job whose ranks have to hold these shards."""
+    cluster = FakeCluster()
+    cluster.join()
+    for rank, needs in enumerate(shards):
+        report = cluster.holder(rank).report
+        cluster.holder(rank).reported(msgspec.structs.replace(report, needs=needs))
+    cluster.pass_barrier_two(0)
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("needs", "unchecked", "words"),
+    [
+        (  # FSDP on one dimension
+            (("piece0",), ("piece1",), ("piece2",), ("piece3",)),
+            (1, 1, 1, 1),
+            "not checked: shards piece0, piece1, piece2 and 1 more of ranks 0-3, of which there is no other copy",
+        ),
+        (  # two ranks have each piece, and one rank's is its own
+            (("a",), ("a",), ("b", "c"), ("b",)),
+            (0, 0, 1, 0),
+            "not checked: shard c of rank 2, of which there is no other copy\n",
+        ),
+        (  # what is wrong with it was said when it was left out of the votes
+            (("a",), ("a",), ("a",), ("a",)),
+            (1, 1, 1, 1),
+            "not checked: shards of ranks 0-3 whose copies have not been equal in any vote\n",
+        ),
+        (
+            (("a",), ("a", "c"), ("a",), ("a",)),
+            (1, 2, 1, 1),
+            "not checked: shard c of ranks 0-3, of which there is no other copy, and shards of ranks 0-3 "
+            "whose copies have not been equal in any vote",
+        ),
+    ],
+)
+def test_status_names_the_shards_that_no_vote_checks(
+    needs: tuple[tuple[str, ...], ...], unchecked: tuple[int, ...], words: str
+) -> None:
+    """By the names that the ranks have for them, the first three."""
+    cluster = needing(*needs)
+    told = voted(cluster.machine.status(cluster.now), (10, 10, 10, 10), unchecked)
+    told = with_single_copies(told, cluster.machine.state)
+    assert words in "\n".join(line.rstrip() for line in shown(told).splitlines())
+
+
+def test_of_a_large_world_some_single_copies_are_named_and_all_are_counted() -> None:
+    """A status does not grow with them."""
+    ranks = range(1000)
+    names = single_copies([*ranks], {rank: ("everywhere", f"piece{rank}") for rank in ranks})
+    assert (len(names), names[7]) == (1000, "piece7")
+    cluster = needing(*[tuple(f"{rank}-{each}" for each in range(10)) for rank in range(4)])
+    told = voted(cluster.machine.status(cluster.now), (10,) * 4, (10,) * 4)
+    told = with_single_copies(told, cluster.machine.state)
+    assert (len(told.single_copies), told.single_copies_left_out) == (MOST_TOLD, 40 - MOST_TOLD)
+    assert "shards 0-0, 0-1, 0-2 and 37 more of ranks" in shown(told)

@@ -106,6 +106,7 @@ def test_a_slow_rank_is_named_within_20_steps_and_no_other(seed: int, ranks: int
     assert step <= 30 + 20
     assert f"rank {slow}" in report.detail
     assert "times as long as others with equal work" in report.detail
+    assert report.scores == {slow: pytest.approx(1.5, rel=0.15)}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,6 +11,10 @@ from midstep.cli import report
 from midstep.launch.directories import base_directory, find_job, jobs, latest_job
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus
+from midstep.protocol.slow_records import SlowRecord, SlowTold
+from midstep.protocol.types import FaultKind
+
+SLOW = SlowRecord("slow node-1", FaultKind.SLOW, "node-1", "rank 2 is slow", 1_770_000_000.0, {2: 1.9}, 1_770_000_060.0)
 
 
 def make_job(base: Path, name: str, written_s: float) -> Path:
@@ -42,11 +46,11 @@ class Run:
     def __init__(self, status: JobStatus, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[Path] = []
 
-        def load(directory: Path) -> JobStatus:
+        def load(directory: Path) -> tuple[JobStatus, SlowTold]:
             self.asked.append(directory)
-            return status
+            return status, SlowTold((SLOW,), 3)
 
-        monkeypatch.setattr(report, "load_status", load)
+        monkeypatch.setattr(report, "load_history", load)
 
     def __call__(self, *arguments: str) -> Result:
         return CliRunner().invoke(report.command, list(arguments))
@@ -59,6 +63,14 @@ def test_without_a_name_the_latest_job_is_reported(run: Run, base: Path) -> None
     assert result.output.startswith("Job gpt-stdlib: FAILED")
     assert max(map(len, result.output.splitlines())) <= 100
     assert not any(line.endswith(" ") for line in result.output.splitlines())
+
+
+def test_slow_ranks_are_in_the_text_and_in_the_data(run: Run) -> None:
+    """Those that are not kept any more are counted."""
+    text = run().output
+    assert "slow      2  node-1   1.90  2026-02-02 02:40:00 UTC  1 min 0 s  reported" in text
+    assert "3 earlier times that a node was named slow left out" in text
+    assert json.loads(run("--json").stdout)["slow"][0]["scores"] == {"2": 1.9}
 
 
 def test_json_is_all_that_is_on_standard_output(run: Run, tmp_path: Path) -> None:

@@ -185,3 +185,27 @@ def test_a_silence_that_is_or_was_held_is_told_of_with_its_length_and_its_end(st
         assert "holding: 2 of 3 nodes silent for 5 s" in text
         assert "3 of 4 nodes silent for 12.0 s up to 04:40:12.000 UTC, none was given up for it" in text
         assert "2 of 3 nodes silent for 1 min 0 s up to 04:41:39.000 UTC, c given up after that" in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "says"),
+    [
+        (
+            (1.0, 1.92, 1.05, 1.34),
+            "slowest: rank 1 on node-0 computes for 126 ms in a step, 1.92 times as long as others with equal work; "
+            "then rank 3 on node-1 1.34 times",
+        ),
+        ((1.9, 1.8, 1.7, 1.6, 1.5, 1.4), "rank 2 on node-1 1.70 times, rank 3 on node-1 1.60 times, 2 more"),
+        ((1.0, 1.09), ""),
+    ],
+)
+def test_status_has_the_scores_of_the_slowest_ranks(status: JobStatus, ratios: tuple[float, ...], says: str) -> None:
+    """The slowest in words, a few more by their numbers; the data has all."""
+    ranks = tuple(
+        RankStatus(rank, f"node-{rank // 2}", 100 + rank, 1, "training", 9, "", own_s=0.126, slowness=ratio)
+        for rank, ratio in enumerate(ratios)
+    )
+    text = plain(status_view(msgspec.structs.replace(status, ranks=ranks)), width=1000)
+    lines = [line.strip() for line in text.splitlines() if line.startswith("slowest: ")]
+    assert lines == ([] if not says else [lines[0]])
+    assert says in "".join(lines)
