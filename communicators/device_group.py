@@ -5,6 +5,7 @@ the library's group is there, in a newcomer, collectives return this rank's own 
 on the groups that they find (`_device_types`, `_get_backend`) is forwarded.
 """
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -183,9 +184,12 @@ class WatchedWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait as the library does: for the device's queue, not for its end. Raises what the library raises."""
+        began_s = time.monotonic()
         try:
             return bool(self._inner.wait(timeout) if timeout else self._inner.wait())
         finally:
+            if self._observer is not None:
+                self._observer.waited(time.monotonic() - began_s)
             self._leave()
 
     def _leave(self) -> None:

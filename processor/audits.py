@@ -61,6 +61,8 @@ class Audits:
         self._tests = {True: 0, False: 0}  # first audits, by whether all was equal
         self._doubtful = -1  # the step that is repeated since its gradients differed
         self._before: Computed = {}  # of that step, in the attempts until now
+        # What was computed in the last audited attempt of a step, until this rank has heard what all say.
+        self._unheard: tuple[int, Computed] = (-1, {})
         self._reported: set[FaultKind] = set()  # that stand, where training goes on all the same
 
     @property
@@ -91,7 +93,8 @@ class Audits:
         now: Computed = {}
         for each in self.done:
             now = united(now, {each.subject: {self._runtime.rank: [each.hash]}})
-        return Evidence(now, self._before, proven=self.proven)
+        (last_step, unheard), self._unheard = self._unheard, (step, now)
+        return Evidence(now, self._before, proven=self.proven, unheard=unheard if step == last_step else None)
 
     def counted(self, step: int, evidence: Evidence) -> None:
         """Follow from what all ranks have computed. After the barrier, before the update.
@@ -99,6 +102,7 @@ class Audits:
         Raises Interrupted on all ranks if the step has to be repeated, and ConfigurationError if that is of no use.
         """
         findings, done, self.done = evidence.findings(), self.done, []
+        self._unheard = (-1, {})
         self.proven = self.proven or findings.proven
         if not findings.known:
             return

@@ -48,6 +48,7 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     proven: bool
     now: Computed
     before: Computed
+    unheard: Computed = {}
 
 
 class Evidence(Gathered[_Said]):
@@ -55,19 +56,29 @@ class Evidence(Gathered[_Said]):
 
     about = "of a repeated step"
 
-    def __init__(self, now: Computed, before: Computed, *, proven: bool) -> None:
-        """`now`: what was computed here in this attempt; `before`: in earlier ones of the same step."""
-        self.own = now
-        super().__init__(_Said(proven, now, before))
+    def __init__(self, now: Computed, before: Computed, *, proven: bool, unheard: Computed | None = None) -> None:
+        """`now`: what was computed here in this attempt; `before`: in earlier ones, in which gradients differed.
+
+        `unheard`: in the last one, where its barrier broke before this rank had heard what all say. It counts if
+        gradients differed for another rank: else the step was left for another reason, and may have other inputs now.
+        """
+        self._own, self._unheard = now, unheard or {}
+        super().__init__(_Said(proven, now, before, self._unheard))
+
+    @property
+    def own(self) -> Computed:
+        """What was computed here in this attempt, and in the last one if that counts."""
+        return united(self._own, self._unheard) if self._known.before else self._own
 
     def _united(self, theirs: _Said) -> _Said:
         ours = self._known
         now, before = united(ours.now, theirs.now), united(ours.before, theirs.before)
-        return _Said(ours.proven or theirs.proven, now, before)
+        return _Said(ours.proven or theirs.proven, now, before, united(ours.unheard, theirs.unheard))
 
     def findings(self) -> Findings:
         """Return what follows."""
         now, before = self._known.now, self._known.before
+        before = united(before, self._known.unheard) if before else before
         wrong, taken_part, undecided = _judged(united(now, before))
         differing = list(_differing(now))
         for rank in taken_part:

@@ -300,6 +300,16 @@ class Repeatable(Protocol):
 
 
 @runtime_checkable
+class Reporting(Protocol):
+    """A framework whose script may have each step at hand, and so can report values of it: `step.report(...)`."""
+
+    @property
+    def reports_values(self) -> bool:
+        """True if the loop is the script's own."""
+        ...
+
+
+@runtime_checkable
 class LeavesOut(Protocol):
     """A framework whose captured state tells the data's position from all else, so that batches can be left out."""
 

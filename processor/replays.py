@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import xxhash
 
 from ..communicators.base import Listening
-from ..communicators.host_memory import dtype_name, memory_of
+from ..communicators.host_memory import dtype_name
 from ..protocol.errors import CommunicatorError, ConfigurationError, Interrupted
 from ..protocol.types import Activity
 from . import tree
 from .audits import Contribution, Pass
 from .framework import Repeatable
+from .tensor_hash import hashes
 
 if TYPE_CHECKING:
     from .audits import Audits
@@ -41,7 +41,7 @@ class _Pass(Pass):
     def given(self, op: str, args: Sequence[Any]) -> bool:
         """Hash what a reduction gets. Return whether the collective is to be done."""
         for tensor in _reduced(op, args):
-            found = xxhash.xxh3_64_intdigest(memory_of(tree.tensor_bytes(tensor)))
+            (found,) = hashes([[tensor]])
             self.contributions.append(Contribution(f"{op} of {tensor.numel()} {dtype_name(tensor.dtype)}", found))
         return not self.alone
 
@@ -71,6 +71,13 @@ class Replays:
         self._ahead: list[int] = []  # whose gradients this rank computes before its own
         self._replayed = -1  # the step for which that is done
         self._audits.done = []
+        self._listen(None)
+
+    def left(self) -> None:
+        """End what is under way, as the train function was left: what a recovery sends over the devices' links is sent.
+
+        In a replay it would be taken for a collective of the step, which ends at once without peers.
+        """
         self._listen(None)
 
     @property

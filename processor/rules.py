@@ -11,10 +11,16 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..protocol.errors import ConfigurationError
 from ..protocol.rules import JobRule, Jump, RuleAction, Slow, acting
+from .framework import LeavesOut, Reporting
+
+if TYPE_CHECKING:
+    from .framework import Framework
 
 LEAST_VALUES = 10  # before that nothing is called a jump
 LEAST_DEVIATION = 0.001  # of the mean: values that are all alike have none, and the next one is no jump for that
@@ -35,6 +41,7 @@ class Judge:
         self._rules = tuple(rule for rule in rules if rule.value is not None)
         self.acting = acting(self._rules)
         self._numbers = {rule.name: number for number, rule in enumerate(self.acting, start=1)}
+        self._numbers_asked = {rule.value for rule in self._rules if rule.not_finite}
         self._past = {rule.name: _Past(rule.jump) for rule in self._rules if rule.jump is not None}
         self._slow_since_s: dict[str, float] = {}
         self._standing: set[str] = set()  # rules that report, and were broken in the step before, too
@@ -64,6 +71,8 @@ class Judge:
 
     def _why(self, rule: JobRule, step: int, value: float, step_s: float | None, now: float) -> str | None:
         if rule.jump is not None:
+            if not math.isfinite(value) and rule.value in self._numbers_asked:
+                return None  # that is for the rule on what is no number, which may ask for less
             return self._past[rule.name].jumps(step, value, rule.jump)
         if rule.slow is not None:
             return None if step_s is None else self._is_slow(rule.name, rule.slow, value / max(step_s, 1e-9), now)
@@ -104,6 +113,34 @@ class _Past:
                 return f"is {value:g}, {off:.1f} deviations above the mean {mean:g} of {len(past)} steps"
         self._values.append((step, value))
         return None
+
+
+def judge_of(rules: Sequence[JobRule], framework: "Framework") -> Judge | None:
+    """Return what holds values against rules; None without such rules.
+
+    Raises ConfigurationError for rules that would never be broken there, or whose action cannot be done.
+    """
+    on_values = [rule for rule in rules if rule.value is not None]
+    if not on_values:
+        return None
+    kind = type(framework).__name__
+    if not (isinstance(framework, Reporting) and framework.reports_values):
+        raise ConfigurationError(
+            f"rules in the policy: {_names(on_values)} would never be broken: they are on values of step.report(...), "
+            f"and a script with a {kind} has no step. Choose rules on lines of the log, or train with "
+            "midstep.TrainState (docs/rules.md)"
+        )
+    leaving_out = [rule for rule in on_values if rule.then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}]
+    if leaving_out and not isinstance(framework, LeavesOut):
+        raise ConfigurationError(
+            f"rules in the policy: {_names(leaving_out)} would leave data out, which a {kind} cannot. Choose "
+            f"{RuleAction.REPORT}, {RuleAction.REPEAT_STEP} or {RuleAction.STOP}, or train with midstep.TrainState"
+        )
+    return Judge(on_values)
+
+
+def _names(rules: Sequence[JobRule]) -> str:
+    return ", ".join(rule.name for rule in rules)
 
 
 def worst(breaches: Iterable[Breach]) -> int:

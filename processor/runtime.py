@@ -99,6 +99,7 @@ class Runtime:
         self.step_clock.generation(generation)
         self.communicator.watch(self.step_clock)
         self.session = Session(self.rank, self.incarnation, generation)
+        self.trained_generation = generation  # of the step under way; the session may have heard of the next one
         self.local_states = LocalStateCopies(rank=self.rank, black_box=self.black_box, communicator=self.communicator)
         if not built_ahead.is_waiting():
             self._client = Client(
@@ -288,7 +289,8 @@ class Runtime:
             detail=detail,
             rank=self.rank,
             node=self.node,
-            generation=self.session.generation,
+            # All ranks report a rule that is broken. Those that have been stopped for it already mean the same step.
+            generation=self.trained_generation if kind is FaultKind.RULE else self.session.generation,
             incarnation=self.incarnation,
             level=level,
             mendable=mendable,

@@ -6,16 +6,17 @@ job whose ranks hold different things under one name goes no further.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
-from ..communicators.host_memory import memory_of
 from ..protocol.errors import ConfigurationError
 from . import tree
 from .framework import ShardDigest
+from .tensor_hash import hashes
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ MOST_NAMED = 3  # different contents of one shard
 
 Holders = dict[str, dict[int, int]]  # of each shard: a hash of its content, and the lowest rank that has it
 _DECODER = msgspec.msgpack.Decoder(Holders)
+_HASH = struct.Struct("<Q")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +47,16 @@ class Shard:
         """The bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def digest(self, *, with_header: bool = True) -> ShardDigest:
-        """Hash the tensors, and the header if that has to be the same on all holders."""
-        found = xxhash.xxh3_64()
-        for tensor in self.tensors:
-            found.update(memory_of(tree.tensor_bytes(tensor)))
-        tensors = found.intdigest()
-        found.update(self.header if with_header else b"")
-        return ShardDigest(found.intdigest(), tensors)
+
+def digests_of(opened: Mapping[str, Shard], *, with_header: bool = True) -> dict[str, ShardDigest]:
+    """Hash the tensors of each shard, and its header if that has to be the same on all holders."""
+    found = {}
+    for (name, shard), tensors in zip(
+        opened.items(), hashes([shard.tensors for shard in opened.values()]), strict=True
+    ):
+        whole = xxhash.xxh3_64_intdigest(_HASH.pack(tensors) + shard.header) if with_header else tensors
+        found[name] = ShardDigest(whole, tensors)
+    return found
 
 
 def refuse_differing(digests: dict[str, int], runtime: "Runtime") -> None:

@@ -11,14 +11,15 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..protocol.errors import CallbackFailed, ConfigurationError, Interrupted, MidstepError
+from ..protocol.errors import CallbackFailed, Interrupted, MidstepError
 from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
-from ..protocol.rules import OUT_OF_MEMORY, JobRule, RuleAction
+from ..protocol.rules import OUT_OF_MEMORY
 from ..protocol.types import Activity, FaultKind, InjectionPoint
 from . import exceptions
 from . import rank_loop as act
@@ -26,7 +27,7 @@ from .audits import Audits
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
-from .framework import Comparable, Informed, LeavesOut, Staged
+from .framework import Comparable, Informed, Staged
 from .gathered import Together
 from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
@@ -34,7 +35,7 @@ from .local_state import LocalState
 from .rank_loop import Action, Actions, Ended, RankLoop
 from .recovery_phases import RecoveryPhases
 from .replays import Replays
-from .rules import Breach, Judge, worst
+from .rules import Breach, judge_of, worst
 from .runtime import Runtime
 from .session import Order, SessionStage
 from .shard import refuse_differing
@@ -305,7 +306,10 @@ class TrainThread(Surroundings):
         """Call the train function once, and say how it was left."""
         assert self._train_function is not None
         self._runtime.former_size = self._runtime.world_size
-        self._copies.resumed(self._phases.rejoined)
+        rejoined = self._phases.rejoined
+        if rejoined is not None:
+            self._runtime.trained_generation = rejoined.generation
+        self._copies.resumed(rejoined)
         self._votes.resumed(self._step_state.count)
         self._replays.resumed()
         if self._step_state.count:  # before the first step of all, an undisturbed run draws them, too
@@ -324,6 +328,8 @@ class TrainThread(Surroundings):
                 self._runtime.flush()
                 raise
             return Ended.FAILED if what_now is exceptions.Reaction.REPORT else Ended.INTERRUPTED
+        finally:
+            self._replays.left()
         return Ended.RETURNED
 
     def _call_train_function(self) -> None:
@@ -396,8 +402,9 @@ class TrainThread(Surroundings):
 
 
 def _arm_flips(runtime: "Runtime", framework: "Framework") -> None:
-    """Have bits flip in this process where that is injected."""
+    """Have bits flip in this process where that is injected: others each time, from the same dice."""
 
+    @cache
     def flips() -> "BitFlips":
         from .bit_flips import BitFlips  # of use to few, and MindSpore has no torch
 
@@ -405,18 +412,6 @@ def _arm_flips(runtime: "Runtime", framework: "Framework") -> None:
 
     runtime.injection_points.flip = lambda fault: flips().flip(fault)
     runtime.injection_points.spoil = lambda shards, fault: flips().spoil(shards, fault)
-
-
-def judge_of(rules: Sequence[JobRule], framework: "Framework") -> Judge | None:
-    """Return what holds values against rules; None without rules. Raises ConfigurationError for what cannot be done."""
-    leaving_out = [rule.name for rule in rules if rule.then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}]
-    if leaving_out and not isinstance(framework, LeavesOut):
-        raise ConfigurationError(
-            f"rules in the policy: {', '.join(leaving_out)} would leave data out, which a {type(framework).__name__} "
-            f"cannot. Choose {RuleAction.REPORT}, {RuleAction.REPEAT_STEP} or {RuleAction.STOP}, or train with "
-            "midstep.TrainState"
-        )
-    return Judge(rules) if any(rule.value is not None for rule in rules) else None
 
 
 class ExceptionPolicy:

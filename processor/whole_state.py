@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import NotUnderMidstep, RecoveryError
 from ..protocol.types import ShardHold
 from .framework import OpenShard, ShardDigest
-from .shard import Shard
+from .shard import Shard, digests_of
 from .values import TrailingValues, Value
 
 if TYPE_CHECKING:
@@ -122,6 +122,11 @@ class WholeState:
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
+    @property
+    def reports_values(self) -> bool:
+        """True: the loop is the script's own, which has each step."""
+        return True
+
     def shards(self) -> tuple[ShardHold, ...]:
         """Return the only shard, the replicated one, with its size now."""
         return (ShardHold(SHARD_ID, self._open().size_bytes),)
@@ -132,7 +137,7 @@ class WholeState:
 
     def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of the replicated shard."""
-        return {SHARD_ID: self._open().digest()}
+        return digests_of({SHARD_ID: self._open()})
 
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open the replicated shard to send from it."""

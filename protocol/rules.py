@@ -36,7 +36,7 @@ OF_LINES = (RuleAction.REPORT, RuleAction.REPEAT_STEP, RuleAction.STOP)  # what 
 class Jump(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """More than `deviations` standard deviations above the mean of the last `over_steps` values, or no finite number.
 
-    Nothing is judged before 10 values, or `over_steps` if these are fewer, are known.
+    Nothing is judged before 10 values, or `over_steps` if these are fewer, are known. A `not_finite` rule goes first.
     """
 
     deviations: Annotated[float, Meta(gt=0, le=1e6)]

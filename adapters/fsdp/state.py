@@ -17,7 +17,7 @@ from ...processor.framework import OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward_of_layers, fire_in_forward
 from ...processor.registry import by_name
 from ...processor.runtime import Runtime
-from ...processor.shard import Shard
+from ...processor.shard import Shard, digests_of
 from ...processor.shard_layout import ShardLayout
 from ...protocol.errors import RecoveryError
 from ...protocol.types import InjectionPoint, ShardHold
@@ -59,7 +59,7 @@ class ShardedTrainState(TrainState):
 
     def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of each shard."""
-        return {name: piece.open().digest() for name, piece in self._pieces.items()}
+        return digests_of({name: piece.open() for name, piece in self._pieces.items()})
 
     def clean(self) -> None:
         """Clear away what an interrupted step has left, but for reduced gradients, which stay until `rolled_back`."""

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ...processor.framework import OpenShard, ShardDigest
-from ...processor.shard import Shard
+from ...processor.shard import Shard, digests_of
 from ...protocol.compat import StrEnum
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
@@ -111,8 +111,8 @@ class Replicas:
 
     def digests(self) -> dict[str, ShardDigest]:
         """Return a hash of the tensors of each shard that is here, the peer copy included."""
-        here = {shard_id: piece for shard_id, piece in self._pieces.items() if self._is_here(piece)}
-        return {shard_id: piece.open().digest(with_header=False) for shard_id, piece in here.items()}
+        here = {shard_id: piece.open() for shard_id, piece in self._pieces.items() if self._is_here(piece)}
+        return digests_of(here, with_header=False)
 
     def open(self, shard_id: str) -> OpenShard:
         """Open a shard to send from it."""

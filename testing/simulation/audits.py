@@ -38,7 +38,13 @@ class WrongGradients:
         self.computed = 0  # that were wrong, repetitions included
         self.last_step = -1  # in which something was
         self.unseen = 0  # of them, those in steps that are not audited
-        self.caught = 0  # audited steps that were left for one
+        self.left: set[int] = set()  # audited steps that were left for one
+        self.blamed = 0  # times that a rank was named for one
+
+    @property
+    def caught(self) -> int:
+        """How many steps were left for one."""
+        return len(self.left)
 
 
 class PlayedAudits:
@@ -61,6 +67,7 @@ class PlayedAudits:
     def report_fault(self, kind: FaultKind, detail: str, *given: Any, **named: Any) -> None:
         """Report what an audit has found; it must be there."""
         struck, node = self._of_job.struck, self._process.agent.name
+        self._of_job.blamed += kind is FaultKind.WRONG_GRADIENT
         if not struck or (kind is FaultKind.WRONG_GRADIENT and (self.rank, node) not in struck):
             what = f"rank {self.rank} on {node} reports {kind}, and has computed nothing wrong: {detail}"
             self._world.fail(Invariant.RIGHT_RANK_BLAMED, what)
@@ -113,7 +120,7 @@ class PlayedAudits:
         except ConfigurationError as error:
             raise Raised(FaultKind.REFUSED) from error
         except BaseException:
-            self._of_job.caught += self.rank == 0
+            self._of_job.left.add(step)
             raise
 
     def updates(self, group: "Group | None", step: int) -> None:

@@ -21,6 +21,7 @@ from midstep.devices.base import Damage
 from midstep.devices.kinds import NPU_DEFAULTS
 from midstep.devices.npu_symbols import missing
 from midstep.processor.exceptions import chain_of, classify, known_patterns
+from midstep.processor.tensor_hash import device_hashes
 from midstep.protocol.errors import RecoveryError
 from midstep.protocol.faults import FaultAction, FaultKind
 
@@ -111,6 +112,24 @@ def test_damaged_memory_is_found_where_it_is(ranks: Ranks) -> None:
     assert ranks.hear(0) == (FaultKind.MEMORY, Damage.PERSISTENT, False, True)
     assert ranks.hear(0) == (FaultKind.MEMORY, Damage.NONE, False, False)
     assert "outside torch's memory" in ranks.hear(0)
+
+
+def hash_there(rank: Rank) -> None:
+    """Hash tensors that lie on the device, on the host, and on both; say what each gives."""
+    taken()
+    on_host = [torch.arange(200_000), torch.tensor(3.0), torch.arange(7).to(torch.bfloat16)]
+    on_host.append(torch.arange(600_001).to(torch.uint8)[1:])
+    on_npu = [tensor.npu() for tensor in on_host]
+    mixed = [on_npu[0], *on_host[1:3], on_npu[3]]
+    for place in ("cpu", "npu"):
+        rank.say(device_hashes([on_host, on_npu, mixed], torch.device(place)))
+
+
+def test_a_device_hashes_as_the_cpu_does_wherever_tensors_lie(ranks: Ranks) -> None:
+    ranks.start(0, 1, hash_there)
+    found = [*ranks.hear(0), *ranks.hear(0)]
+    assert len(found) == 6
+    assert len({*found}) == 1
 
 
 def raise_texts(rank: Rank) -> None:

@@ -27,6 +27,7 @@ from midstep.cli.display.terminal import Terminal
 from midstep.cli.report import load_status
 from midstep.communicators.nccl import SHARED_GPU, nccl_version
 from midstep.devices.kinds import CUDA
+from midstep.processor.tensor_hash import device_hashes
 from midstep.protocol.faults import ArmedFault, FaultAction, InjectionPoint
 from midstep.protocol.types import Rung
 
@@ -41,6 +42,8 @@ RECOVERIES = int(os.environ.get("MIDSTEP_CUDA_RECOVERIES", "30"))
 TURNS = int(os.environ.get("MIDSTEP_CUDA_TURNS", "3"))
 RECOVERY = os.environ.get("MIDSTEP_CUDA_RECOVERY", "--ranks 2,4 --repeat 3").split()
 LIMIT_S = 240.0
+HASHED_BYTES = 1 << 30
+MOST_FOR_A_HASH_BYTES = 64 << 20
 MEMORY_SLACK_BYTES = 64 << 20  # of the survivor, from the third recovery to the last
 
 
@@ -232,9 +235,29 @@ def transport(_: Path) -> Result:
     return Result(True, f"{20 * len(source) / (time.monotonic() - began_s) / 1e9:.0f} GB/s for 126 MB, one process")
 
 
+def hashes(_: Path) -> Result:
+    """Hashes of votes: the same on the card as on the CPU, wherever tensors lie; how fast, and in how much memory."""
+    cpu, card = torch.device("cpu"), torch.device(CUDA)
+    on_host = [torch.arange(3_000_000), torch.tensor(3.0), torch.arange(7).to(torch.bfloat16)]
+    on_host.append(torch.arange(20_000_001).to(torch.uint8)[1:])
+    on_card = [tensor.to(card) for tensor in on_host]
+    groups = [on_host, on_card, [on_card[0], *on_host[1:3], on_card[3]]]
+    found = {number for place in (cpu, card) for number in device_hashes(groups, place)}
+    large = torch.arange(HASHED_BYTES // 8, device=card)
+    device_hashes([[large]], card)
+    torch.cuda.reset_peak_memory_stats()
+    before, began_s = torch.cuda.memory_allocated(), time.monotonic()
+    for _turn in range(10):
+        device_hashes([[large]], card)
+    rate = 10 * HASHED_BYTES / (time.monotonic() - began_s) / 1e9
+    more_bytes = torch.cuda.max_memory_allocated() - before
+    good = len(found) == 1 and more_bytes <= MOST_FOR_A_HASH_BYTES
+    return Result(good, f"{len(found)} hashes of equal tensors, {rate:.0f} GB/s, {more_bytes >> 20} MiB of memory")
+
+
 PARTS: dict[str, Callable[[Path], Result]] = {
     each.__name__: each
-    for each in (doctor, demo, faults, megatron, sharded, copies, endurance, step_time, transport, recovery)
+    for each in (doctor, demo, faults, megatron, sharded, copies, endurance, step_time, transport, hashes, recovery)
 }
 
 

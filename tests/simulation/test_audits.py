@@ -58,8 +58,12 @@ def of_audits(world: SimulatedWorld) -> list[Incident]:
 
 
 def check_wrong_once(seed: int) -> int:
-    """Play a job in which each fault is over at once: it costs the repetition of its step, and no process."""
+    """Play a job in which each fault is over at once: it costs the repetition of its step, and no process.
+
+    Its rank is named, also where it was stopped before it had heard that it was wrong.
+    """
     world = played(seed, wrong_now_and_then)
+    assert world.wrong_gradients.blamed == world.wrong_gradients.caught, world.tell()
     strikes = max(world.wrong_gradients.struck.values(), default=0)
     for incident in of_audits(world):
         assert (incident.outcome, incident.steps_lost) == (Outcome.RESUMED, 0), world.tell()

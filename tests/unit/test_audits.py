@@ -1,5 +1,6 @@
 """One rank's verdicts on audited steps, where it has not heard all that the others have."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,12 +40,15 @@ class Rank:
         return evidence
 
 
-def audited(ranks: list[Rank], step: int, *, wrong: Any = None, unheard: Rank | None = None) -> int:
-    """Audit a step; return how many ranks have left it. `wrong`: a rank, and whose gradients it gets wrong."""
+def audited(ranks: list[Rank], step: int, *, wrong: Any = None, unheard: Sequence[Rank] = ()) -> int:
+    """Audit a step; return how many ranks have left it. `wrong`: a rank, and whose gradients it gets wrong.
+
+    `unheard`: those whose barrier breaks before they have heard what all say.
+    """
     all_evidence = [each.computes(step, wrong[1] if wrong and each is wrong[0] else frozenset()) for each in ranks]
     said, left = [each.said() for each in all_evidence], 0
     for each, evidence in zip(ranks, all_evidence, strict=True):
-        if each is unheard:
+        if each in unheard:
             each.audits.done = []
             continue
         for heard in said:
@@ -62,8 +66,27 @@ def test_what_was_computed_in_an_earlier_step_is_no_evidence_in_a_later_one(unhe
     ranks = [Rank(rank) for rank in range(3)]
     assert audited(ranks, 5, wrong=(ranks[1], {1})) == 3
     assert [each.said for each in ranks] == [[], [FaultKind.GRADIENTS_DIFFER], []]
-    assert audited(ranks, 5, unheard=None if unheard is None else ranks[unheard]) == 0
+    assert audited(ranks, 5, unheard=[] if unheard is None else [ranks[unheard]]) == 0
     for each in ranks:
         each.said.clear()
     assert audited(ranks, 10) == 0
     assert not any(each.said for each in ranks)
+
+
+def test_a_rank_that_was_stopped_before_it_heard_that_it_was_wrong_is_blamed_all_the_same() -> None:
+    """Another rank, which speaks for both, was faster: the controller stops all as soon as it has spoken."""
+    ranks = [Rank(rank) for rank in range(3)]
+    assert audited(ranks, 5, wrong=(ranks[2], {2}), unheard=[ranks[2]]) == 2
+    assert [each.said for each in ranks] == [[FaultKind.GRADIENTS_DIFFER], [], []]
+    ranks[0].said.clear()
+    assert audited(ranks, 5) == 0
+    assert [each.said for each in ranks] == [[], [], [FaultKind.WRONG_GRADIENT]]
+
+
+def test_what_was_computed_in_an_attempt_that_ended_for_another_reason_is_no_evidence() -> None:
+    """No rank has found gradients that differ: the next attempt may have other inputs, or another state."""
+    ranks = [Rank(rank) for rank in range(3)]
+    assert audited(ranks, 5, wrong=(ranks[2], {2}), unheard=ranks) == 0
+    assert audited(ranks, 5, wrong=(ranks[1], {0})) == 3
+    assert audited(ranks, 5) == 0
+    assert [each.said for each in ranks] == [[FaultKind.GRADIENTS_DIFFER], [FaultKind.WRONG_GRADIENT], []]

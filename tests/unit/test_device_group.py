@@ -34,6 +34,9 @@ class Library:
         self.called.append("end")
         return Done()
 
+    def allreduce(self, *_: Any) -> "Done":
+        return Done()
+
 
 class Done(dist.Work):
     """A batch that is over."""
@@ -47,6 +50,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.waits = 0
 
     def entered(self, op: str, members: tuple[int, ...]) -> None:
         self.told.append(f"entered {op}")
@@ -56,6 +60,7 @@ class Observer:
 
     def waited(self, seconds: float) -> None:
         assert seconds >= 0
+        self.waits += 1
 
 
 CPU = torch.device("cpu")
@@ -95,6 +100,15 @@ def test_an_abort_in_the_middle_of_a_batch_is_told_when_the_library_has_closed_i
         group._start_coalescing(CPU)
     assert library.called == ["start", "send", "end"]
     assert observer.told == ["entered batch", "left batch"]
+
+
+def test_a_wait_for_a_collective_is_no_time_of_the_ranks_own() -> None:
+    """Where the library blocks the thread, as the fake one does, a rank that waits for a slow one is not slow."""
+    observer = Observer()
+    work = group_of(Library(), observer, GenerationScope(lambda: None)).allreduce([torch.ones(1)])
+    assert observer.waits == 0
+    work.wait()
+    assert (observer.told, observer.waits) == (["entered allreduce", "left allreduce"], 1)
 
 
 def test_all_that_a_device_group_asks_of_its_owner_is_there() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,8 +12,9 @@ from midstep.controller.recovery.events import ControllerStarted
 from midstep.controller.recovery.state import Phase, Result
 from midstep.policies.rules import broken_rules
 from midstep.policies.schema import Policy
-from midstep.processor.rules import Judge, worst
-from midstep.processor.train_thread import judge_of
+from midstep.processor.rules import Judge, judge_of, worst
+from midstep.processor.runtime import Runtime
+from midstep.processor.session import Session
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.messages import FaultReported, Quiesce, Rejoin, StartProcess
 from midstep.protocol.rules import DO_NOT_REQUEUE, JobRule, Jump, LeaveOut, RuleAction, Slow
@@ -55,6 +57,15 @@ def test_limits_are_limits() -> None:
 def test_a_jump_is_measured_against_the_steps_before() -> None:
     noisy = [1.0 + 0.01 * (step % 5) for step in range(20)]
     assert judged([A_JUMP], [*noisy, 1.06, 1.2, 1.02, NAN])[20:] == [[], ["a_jump"], [], ["a_jump"]]
+
+
+def test_what_is_no_number_is_no_jump_beside_a_rule_on_that() -> None:
+    """Else a way back, for a jump, would always be done in the place of what is asked for a loss that is NaN."""
+    back = msgspec.structs.replace(A_JUMP, then=RuleAction.ROLL_BACK, steps=5)
+    other = msgspec.structs.replace(A_NUMBER, value="grad_norm")
+    noisy = [1.0 + 0.01 * (step % 5) for step in range(20)]
+    assert judged([back, A_NUMBER], [*noisy, NAN, 1.5])[20:] == [["a_number"], ["a_jump"]]
+    assert judged([back, other], [*noisy, NAN])[20:] == [["a_jump"]]
 
 
 def test_nothing_is_a_jump_before_ten_values_are_known() -> None:
@@ -252,6 +263,24 @@ def test_a_lack_of_memory_leaves_out_what_the_step_before_has_taken() -> None:
     assert {each.part.leave_out for each in rejoin} == {LeaveOut(1, 0)}
 
 
+def test_a_second_rank_without_memory_that_is_stopped_already_costs_no_second_batch() -> None:
+    """It says so when it has heard of the next generation; the step that it means is the one of the first."""
+    cluster = FakeCluster().start()
+    first = cluster.fault(1, FaultKind.RULE, code="out_of_memory", trusted_step=8, mendable=True)
+    session = Session(2, 1, first.report.generation)
+    orders = {each.rank: each for each in only(cluster.feed(first), Quiesce)}
+    assert session.hear(orders[2]).taken
+    said: list[Any] = []
+    generation = first.report.generation
+    runtime: Any = SimpleNamespace(rank=2, node="n1", incarnation=1, session=session, trained_generation=generation)
+    runtime.post = said.append
+    Runtime.report_fault(runtime, FaultKind.RULE, "7 TiB", mendable=True, trusted_step=8, code="out_of_memory")
+    assert not only(cluster.feed(*said), Quiesce)
+    rejoin = [each for rank in range(4) for each in only(cluster.feed(cluster.quiesced(rank, 8)), Rejoin)]
+    assert {each.part.leave_out for each in rejoin} == {LeaveOut(1, 0)}
+    assert cluster.machine.state.rules.tallies["out_of_memory"].times == 1
+
+
 def test_a_rule_that_reports_is_counted_once_however_many_ranks_say_so() -> None:
     """A throughput is low on all ranks, as they wait for each other; one may notice it a step later."""
     cluster = job(as_report(A_NUMBER))
@@ -274,12 +303,22 @@ def test_a_rule_that_reports_is_counted_and_stops_nothing() -> None:
 @pytest.mark.parametrize("then", list(RuleAction))
 def test_a_framework_that_cannot_leave_data_out_refuses_rules_that_would(then: RuleAction) -> None:
     rule = msgspec.structs.replace(A_NUMBER, then=then, steps=int(then is RuleAction.ROLL_BACK))
-    other: Any = object()
+    other: Any = SimpleNamespace(reports_values=True)
     if then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}:
-        with pytest.raises(ConfigurationError, match="a_number would leave data out, which a object cannot"):
+        with pytest.raises(ConfigurationError, match="a_number would leave data out, which a SimpleNamespace cannot"):
             judge_of([rule], other)
     else:
         assert judge_of([rule], other) is not None
+
+
+@pytest.mark.parametrize("other", [object(), SimpleNamespace(reports_values=False)], ids=["of its own", "a trainer's"])
+@pytest.mark.parametrize("then", list(RuleAction))
+def test_rules_on_values_are_refused_where_no_script_reports_any(then: RuleAction, other: Any) -> None:
+    """Else one that is to stop the job would never do so. Rules on lines hold there as anywhere."""
+    rule = msgspec.structs.replace(A_NUMBER, then=then, steps=int(then is RuleAction.ROLL_BACK))
+    with pytest.raises(ConfigurationError, match=r"a_number would never be broken.*step\.report"):
+        judge_of([rule], other)
+    assert judge_of([JobRule("a_line", RuleAction.STOP, line="nan")], other) is None
 
 
 def test_without_rules_nothing_is_judged() -> None:
