@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 RULED = Path(__file__).with_name("ruled.py")
 STEPS = 24
 LEFT_OUT = (4, 5, 11, 17)  # batches: two in a row, and two that are alone
+BACK = (10, 11, 12, 13)  # batches, from a checkpoint or copy to the broken step
+JUMPS: dict[str, Any] = {"name": "jumps", "value": "loss", "jump": {"deviations": 8}}
 
 
 def ruled(start: StartJob, bad: dict[str, Any], rule: dict[str, Any] | None = None, **options: Any) -> Job:
@@ -52,9 +54,9 @@ def last_drawn(job: Job) -> list[dict[int, int]]:
     return found
 
 
-def without(start: StartJob, *batches: int) -> Job:
-    """Return the job, which has ended, whose data never had these batches."""
-    job = ruled(start, {"leave_out": batches})
+def without(start: StartJob, *batches: int, **given: Any) -> Job:
+    """Return the job, which has ended, whose data never had these batches. `given`: what else its script gets."""
+    job = ruled(start, {"leave_out": batches, **given})
     assert not finish(job)["incidents"], job.said()
     return job
 
@@ -63,6 +65,20 @@ def assert_as(job: Job, other: Job) -> None:
     """The same bits in every step that was committed, of the same batches, and at the end."""
     assert_same_numbers(job.record(), other.record())
     assert drawn(job) == drawn(other)
+
+
+def assert_as_from(job: Job, other: Job, target: int, broken: int) -> None:
+    """The same as the other, which went from `target` on as this one did that went back there at step `broken`.
+
+    Steps from the target to the broken one were done twice, with other batches; all others once.
+    """
+    mine, theirs = job.record(), other.record()
+    assert_same_end(mine, theirs, RANKS)
+    for rank, steps in theirs.steps.items():
+        for step, found in steps.items():
+            assert found <= mine.steps[rank][step], f"rank {rank} computed something else in step {step}"
+            assert len(mine.steps[rank][step]) == 1 + (target <= step < broken), f"rank {rank}, step {step}"
+    assert last_drawn(job) == drawn(other)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +107,10 @@ def test_a_lack_of_memory_costs_a_batch_and_no_process(start_job: StartJob, with
 def test_a_step_is_repeated(start_job: StartJob, with_all: Job) -> None:
     """Twice in a row, and then its value is one; the process that computed it is kept, and no bit differs."""
     job = ruled(start_job, {"rank": 1, "batches": [7], "times": 2}, {"then": "repeat_step"})
-    (incident,) = finish(job)["incidents"]
+    report = finish(job)
+    (incident,) = report["incidents"]
     assert_nobody_harmed(incident, set())
-    assert [each["detail"] for each in incident["reports"] if each["detail"]].count("loss is nan") == 2
+    assert (report["rules"]["a_number"]["times"], len(incident["generations"])) == (2, 2)
     assert_as(job, with_all)
 
 
@@ -104,6 +121,21 @@ def test_a_rule_that_reports_changes_nothing(start_job: StartJob, with_all: Job)
     assert not report["incidents"]
     assert report["rules"]["a_number"]["times"] == 2  # once for the two that follow each other
     assert_as(job, with_all)
+
+
+@pytest.mark.soak
+def test_a_batch_whose_loss_jumps_is_left_out(start_job: StartJob, without_some: Job) -> None:
+    """Only the last one, as the other rule finds what is no number; both are as bad for the gradients of all ranks.
+
+    Ranks vote on their state in each step, and find nothing.
+    """
+    rules = [{"name": "a_number", "value": "loss", "not_finite": True}, JUMPS]
+    policy = {"rules": [{**each, "then": "skip_batch"} for each in rules], "integrity": {"every_steps": 1}}
+    job = ruled(start_job, {"rank": 2, "batches": LEFT_OUT, "jumps": [17], "fails": "diverges"}, policy=policy)
+    report = finish(job)
+    assert {name: each["times"] for name, each in report["rules"].items()} == {"a_number": 3, "jumps": 1}
+    assert all(each["pids_before"] == each["pids_after"] for each in report["incidents"])
+    assert_as(job, without_some)
 
 
 def test_a_job_that_a_rule_stops_is_not_to_be_started_again(start_job: StartJob) -> None:
@@ -170,8 +202,16 @@ def test_what_does_not_help_so_often_in_a_row_stops_the_job(start_job: StartJob)
     assert "2 times in a row" in job.report()["incidents"][-1]["ended_reason"]
 
 
+@pytest.fixture(scope="module")
+def without_four(start_shared_job: StartJob) -> Job:
+    """The job, which has ended, of a run whose data never had what those that go back leave out."""
+    return without(start_shared_job, *BACK)
+
+
 @pytest.mark.parametrize("killed", [pytest.param(None, marks=pytest.mark.soak), 2], ids=["undisturbed", "killed"])
-def test_all_go_back_and_leave_out_the_data_since_then(start_job: StartJob, killed: int | None) -> None:
+def test_all_go_back_and_leave_out_the_data_since_then(
+    start_job: StartJob, without_four: Job, killed: int | None
+) -> None:
     """To the checkpoint of step 10: from the one whose value is no number, at 13, data is left out back to there."""
     faults = [] if killed is None else [inject(killed, InjectionPoint.ROLLBACK, 13)]
     job = ruled(start_job, {"rank": 0, "batches": [13]}, {"then": "roll_back", "steps": 2}, faults=faults)
@@ -180,10 +220,25 @@ def test_all_go_back_and_leave_out_the_data_since_then(start_job: StartJob, kill
     assert incident["resumed_step"] == 10
     assert incident["restore"] in {"checkpoint", "replica"}
     assert report["steps_left_out"] == 4
-    other = without(start_job, 10, 11, 12, 13)
-    assert_same_end(job.record(), other.record(), RANKS)
-    mine, theirs = ([{s: b for s, b in each.items() if s >= 10} for each in last_drawn(one)] for one in (job, other))
-    assert mine == theirs
+    assert_as_from(job, without_four, 10, 13)
+
+
+@pytest.mark.soak
+def test_all_go_back_to_their_copies_in_host_memory_for_a_jump(start_job: StartJob, without_four: Job) -> None:
+    """To those of step 10, of two that are kept; no checkpoint is read, and none was written."""
+    policy = {
+        "restore": ["replica", "host_copy", "checkpoint"],
+        "host_copy": {"every_steps": 3},
+        "checkpoint": {"every_steps": 0},
+        "rules": [{**JUMPS, "then": "roll_back", "steps": 2}],
+    }
+    job = ruled(start_job, {"rank": 0, "batches": [13], "jumps": [13], "fails": "diverges"}, policy=policy, step_s=0.1)
+    report = finish(job)
+    (incident,) = report["incidents"]
+    assert (incident["restore"], incident["resumed_step"], incident["replaced"]) == ("host_copy", 10, []), incident
+    assert incident["pids_before"] == incident["pids_after"], incident
+    assert (report["rules"]["jumps"]["times"], report["steps_left_out"]) == (1, len(BACK))
+    assert_as_from(job, without_four, 10, 13)
 
 
 @pytest.mark.soak

@@ -48,6 +48,11 @@ def build_model() -> torch.nn.Module:
     )
 
 
+def in_buckets(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model with its gradients reduced over all ranks."""
+    return DistributedDataParallel(model, bucket_cap_mb=0.005)
+
+
 def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of the model."""
     return torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -59,11 +64,12 @@ def build_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_schedule
 
 
 def digest(tensors: Tensors) -> str:
-    """Return a hash of all tensors, bit for bit."""
+    """Return a hash of all tensors, bit for bit; of sharded ones of this rank's pieces."""
     hashed = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):
         hashed.update(name.encode())
-        hashed.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        piece = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # DTensor takes long to import
+        hashed.update(piece.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 
@@ -84,12 +90,16 @@ def augmented(samples: torch.Tensor) -> torch.Tensor:
 class Trained:
     """A model with all that changes in a step of its training, and data of each rank's own."""
 
-    def __init__(self, build: Callable[[], torch.nn.Module] = build_model) -> None:
+    def __init__(
+        self,
+        build: Callable[[], torch.nn.Module] = build_model,
+        distribute: Callable[[torch.nn.Module], torch.nn.Module] = in_buckets,
+    ) -> None:
         """Build everything, on this rank of a job. `build`: makes the model, the same everywhere."""
         midstep.init_process_group()
         self.rank = dist.get_rank()
         self.module = build()
-        self._model = DistributedDataParallel(self.module, bucket_cap_mb=0.005)
+        self._model = distribute(self.module)
         self._optimizer = build_optimizer(self.module)
         self._scheduler = build_scheduler(self._optimizer)
         torch.manual_seed(100 + self.rank)

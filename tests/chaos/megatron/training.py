@@ -25,6 +25,7 @@ from midstep.adapters.megatron import FromSample, resilient, skip_initial_values
 from midstep.testing.megatron_on_cpu import use_cpu
 
 SEQUENCE, VOCABULARY, MICRO_BATCH = 8, 64, 2
+SEEN_S = 0.6
 warnings.filterwarnings("ignore")
 
 
@@ -49,6 +50,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     layers: int = 2
     dropout: float = 0.1
     replica: str | None = None
+    prints_at: int | None = None  # the iteration in which the last rank says once that a link is down
 
 
 def batches(shape: Shape, consumed: int) -> Iterator[Any]:
@@ -244,6 +246,8 @@ def train(  # noqa: PLR0917 - that is what it works with
             micro_batch_size=MICRO_BATCH,
             forward_only=False,
         )
+        if iteration == shape.prints_at and dist.get_rank() == shape.world - 1:
+            say_once(records, f"link 3 of rank {dist.get_rank()} is down")
         success, norm, _ = optimizer.step()
         samples = get_current_running_global_batch_size()
         if success:
@@ -254,6 +258,15 @@ def train(  # noqa: PLR0917 - that is what it works with
             record.write(f"{iteration} {told} {digest(held(optimizer))}\n")
         iteration += 1
         consumed_samples += samples
+
+
+def say_once(records: Path, line: str) -> None:
+    """Print a line, and stay in this step for as long as an agent takes to see it; if this was not said before."""
+    said = records / "said"
+    if not said.exists():
+        said.touch()
+        print(line, flush=True)
+        time.sleep(SEEN_S)
 
 
 def held(optimizer: Any) -> dict[str, torch.Tensor]:
