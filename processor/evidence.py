@@ -67,7 +67,7 @@ class Evidence(Gathered[_Said]):
 
     @property
     def own(self) -> Computed:
-        """What was computed here in this attempt, and in the last one if that counts."""
+        """The hashes that were computed here in this attempt, and in the last one if that counts."""
         return united(self._own, self._unheard) if self._known.before else self._own
 
     def _united(self, theirs: _Said) -> _Said:

@@ -68,7 +68,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What a source lets a destination read. `number` lies at `address`. Empty: nothing."""
+    """The ranges that a source lets a destination read; `number` lies at `address`. No ranges: none can be read."""
 
     address: int
     number: bytes

@@ -209,7 +209,8 @@ class RecoveryPhases:
             read_local_state=lambda rank, step: self._read_local(rank, step, part),
             sent=runtime.injection_points.sent,
         )
-        runtime.debug_log.note(f"repair has moved {transferred.text}")
+        if transferred.bytes_received:
+            runtime.debug_log.note(f"repair has moved {transferred.text}")
         done.own = transferred.local_state
         done.received = ReceivedBytes(transferred.bytes_received, transferred.bytes_over_devices)
         if early:
