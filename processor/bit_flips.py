@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EXPONENT_BITS = {torch.float32: 8, torch.bfloat16: 8, torch.float16: 5, torch.float64: 11}
+_FLOAT_BYTES = 4
+_MOST_OF_A_FILE_BYTES = 1 << 20  # that is read and written again
 _HIGH_BITS = 6  # of a mantissa: lower ones can be lost in the next rounding, and then nothing is wrong
 _PARTS = {FaultAction.FLIP_PARAMETER: "parameters", FaultAction.FLIP_MOMENT: "optimizers"}
 
@@ -42,7 +44,7 @@ class BitFlips:
             self._flip_next_activation(fault)
             return
         if fault.action is FaultAction.FLIP_CHECKPOINT:
-            self._flip_newest_checkpoint()
+            self._flip_newest_checkpoint(fault)
             return
         if fault.action is FaultAction.FLIP_GRADIENT and fault.point is InjectionPoint.BACKWARD:
             self._flip_next_gradient(fault)
@@ -101,18 +103,20 @@ class BitFlips:
         attach: list[Any] = [parameter.register_hook for parameter in self._parameters()]
         handles += [hook(flip) for hook in attach]
 
-    def _flip_newest_checkpoint(self) -> None:
-        """Flip a bit in the middle of the largest shard of the newest checkpoint that is complete."""
+    def _flip_newest_checkpoint(self, fault: ArmedFault) -> None:
+        """Flip bits behind the middle of the largest shard of the newest checkpoint that is complete."""
         steps = complete_steps(self._checkpoints) if self._checkpoints else ()
         if self._checkpoints is None or not steps:
             raise ConfigurationError(f"{FaultAction.FLIP_CHECKPOINT}: no checkpoint is complete yet")
         files = step_directory(self._checkpoints, max(steps)).glob(f"*{SHARD}")
         largest = max(files, key=lambda path: path.stat().st_size)
         with largest.open("r+b") as file:
-            file.seek(largest.stat().st_size // 2)
-            flipped = file.read(1)[0] ^ 1
-            file.seek(-1, 1)
-            file.write(bytes([flipped]))
+            place = file.seek(largest.stat().st_size // 2 // _FLOAT_BYTES * _FLOAT_BYTES)
+            read = file.read(_MOST_OF_A_FILE_BYTES)
+            data = bytearray(read[: len(read) // _FLOAT_BYTES * _FLOAT_BYTES])
+            self._flip(torch.frombuffer(data, dtype=torch.float32), fault)  # whatever it is that lies there
+            file.seek(place)
+            file.write(data)
 
     def _parameters(self) -> list[torch.Tensor]:
         if not isinstance(self._framework, Exposed):

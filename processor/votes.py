@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import Interrupted
+from ..protocol.faults import EACH_TIME
 from ..protocol.types import Activity, Assertion, FaultKind, FaultLevel, IntegrityAction
 from ..protocol.wording import ranks_text
 from .ballot import Ballot, VoteResult
@@ -275,6 +276,7 @@ class Votes:
         as_it_is = exact or (self._then is IntegrityAction.REPAIR and not result.undecided)
         trusted_step = None if as_it_is else result.agreed
         self.sound = min(result.agreed, step - 1)
+        again, code = self._differs_again(step, mine, result)
         if result.undecided:
             self._doubtful[step] = {
                 name: (mine[name], found)
@@ -290,9 +292,28 @@ class Votes:
             way = "" if exact or not as_it_is else _inexact(step, result.agreed)
             detail = f"{_what(rank, step, result)}{way}"
             report(FaultKind.ODD_COPY, detail, mendable=True, trusted_step=trusted_step)
+        elif again:
+            detail = (
+                f"{_named(again)} of rank {rank} differs once more before step {step}, and another rank repeats itself"
+            )
+            report(FaultKind.ODD_COPY, detail, mendable=True, trusted_step=trusted_step, code=code)
         elif not result.to_blame and rank == result.speaker:
             report(FaultKind.COPIES_DIFFER, _differing(step, result), mendable=True, trusted_step=trusted_step)
         raise Interrupted
+
+    def _differs_again(self, step: int, mine: dict[str, int], result: VoteResult) -> tuple[tuple[str, ...], str | None]:
+        """Return the shards that are wrong here though no copy has a majority, and the code of one that is so twice.
+
+        Of a step that was repeated for that. A device that is right gives again what it gave; if one copy alone has
+        been there before, the others are wrong.
+        """
+        odd, twice = list[str](), False
+        for name, (held, found) in self._doubtful.get(step, {}).items():
+            repeated = set(found).intersection(result.hashes.get(name, ()))
+            if len(repeated) == 1 and mine.get(name, held) not in repeated:
+                odd.append(name)
+                twice = twice or held not in repeated
+        return tuple(odd), EACH_TIME if twice else None
 
     def _report_only(self, step: int, result: VoteResult) -> None:
         rank = self._runtime.rank

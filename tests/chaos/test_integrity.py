@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 VOTING: dict[str, Any] = {**ROOMY, "integrity": {"every_steps": 1, "strikes": 100}}
 COPYING: dict[str, Any] = {**VOTING, "restore": ["replica", "host_copy", "checkpoint"], "host_copy": {"every_steps": 1}}
 STEPS = 40
-FLIPS = int(os.environ.get("MIDSTEP_FLIPS", "150"))
 RECOVERIES = int(os.environ.get("MIDSTEP_RECOVERIES", "5"))
 MOST_IN_A_JOB = 250  # the kernel takes no longer environment variable
 KILLED_AT = (
@@ -107,22 +106,6 @@ def test_of_two_that_differ_the_repetition_tells_who_was_wrong(start_job: StartJ
     assert "rank 0 was wrong" not in job.said()
     for incident in (undecided, changed):
         assert (incident["outcome"], incident["pids_before"]) == ("resumed", incident["pids_after"]), incident
-
-
-@pytest.mark.soak
-def test_each_of_many_flips_is_blamed_on_its_rank_in_one_job(start_job: StartJob) -> None:
-    """All kinds, all bits, all ranks, one flip every third step; the end is that of an undisturbed run all the same."""
-    kinds = [(action, bits) for action in PLACES for bits in FlippedBits]
-    flips = [flip(number % 3, *_at(kinds[number % len(kinds)], 4 + 3 * number)) for number in range(FLIPS)]
-    job = run(start_job, 3, flips, steps=10 + 3 * FLIPS, step_s=0.0, patience_s=500.0)
-    incidents = finish(job)["incidents"]
-    assert [blamed(each) for each in incidents] == [{each.rank} for each in flips]
-    assert all(each["pids_before"] == each["pids_after"] for each in incidents)
-    assert all((each["outcome"], each["steps_lost"]) == ("resumed", 0) for each in incidents)
-
-
-def _at(kind: tuple[FaultAction, FlippedBits], step: int) -> tuple[FaultAction, int, FlippedBits]:
-    return kind[0], step, kind[1]
 
 
 @pytest.mark.soak

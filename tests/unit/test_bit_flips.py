@@ -1,6 +1,7 @@
 """Bits that are flipped on purpose: one element or all, where nobody notices but a vote."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from midstep.processor.bit_flips import BitFlips
 from midstep.processor.checkpoints import archive
 from midstep.processor.injection_points import InjectionPoints
 from midstep.processor.shard import Shard
+from midstep.processor.train_thread import _arm_flips
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
-from midstep.protocol.types import ShardHold
+from midstep.protocol.types import JobSettings, ShardHold
 
+FLOAT_BYTES = 4
 HELD = (FaultAction.FLIP_GRADIENT, FaultAction.FLIP_MOMENT, FaultAction.FLIP_PARAMETER)
 
 
@@ -60,6 +63,20 @@ def test_what_is_meant_is_flipped(action: FaultAction, bits: FlippedBits, dtype:
     assert (set(differing.values()), held.parameter._version) == ({0}, version)
     if bits is FlippedBits.SIGN:
         assert torch.equal(held.tensor(action).abs(), before[action].abs())
+
+
+def test_flips_of_one_process_are_others_each_time() -> None:
+    """So a device that is wrong each time is so in other ways, as a rule."""
+    held: Any = Held(torch.float32)
+    runtime: Any = SimpleNamespace(
+        rank=0, incarnation=1, injection_points=InjectionPoints(0, 1), settings=JobSettings(checkpoint_directory="none")
+    )
+    _arm_flips(runtime, held)
+    before, flipped = held.moment.clone(), 0
+    for _ in range(8):
+        runtime.injection_points.flip(ArmedFault(0, FaultAction.FLIP_MOMENT, bits=FlippedBits.ELEMENT))
+        flipped = int((held.moment != before).sum())
+    assert flipped > 1
 
 
 def test_what_is_not_there_cannot_be_flipped() -> None:
@@ -112,10 +129,11 @@ def test_of_what_is_sent_a_copy_is_flipped(bits: FlippedBits) -> None:
     assert points.sent({"all": shard})["all"] is shard
 
 
-def test_a_bit_of_the_newest_checkpoint_is_flipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", list(FlippedBits))
+def test_bits_of_the_newest_checkpoint_are_flipped(tmp_path: Path, bits: FlippedBits) -> None:
     """In its largest shard. Without one there is nothing to flip."""
     held: Any = Held(torch.float32)
-    flips, fault = BitFlips(held, 0, 1, str(tmp_path)), ArmedFault(0, FaultAction.FLIP_CHECKPOINT)
+    flips, fault = BitFlips(held, 0, 1, str(tmp_path)), ArmedFault(0, FaultAction.FLIP_CHECKPOINT, bits=bits)
     with pytest.raises(ConfigurationError, match="no checkpoint is complete"):
         flips.flip(fault)
     for step in (10, 20):
@@ -126,4 +144,7 @@ def test_a_bit_of_the_newest_checkpoint_is_flipped(tmp_path: Path) -> None:
     flips.flip(fault)
     ((changed, whole),) = [(path, data) for path, data in before.items() if path.read_bytes() != data]
     assert changed.parent.name == "step-00000020"
-    assert sum((one ^ other).bit_count() for one, other in zip(whole, changed.read_bytes(), strict=True)) == 1
+    differing = [(one ^ other).bit_count() for one, other in zip(whole, changed.read_bytes(), strict=True)]
+    one_bit = bits in {FlippedBits.ONE, FlippedBits.SIGN, FlippedBits.EXPONENT}
+    assert (sum(differing) == 1) is one_bit
+    assert (sum(map(bool, differing)) > FLOAT_BYTES) is (bits is FlippedBits.TENSOR)
