@@ -145,6 +145,8 @@ def command(
       midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
     """
     action, point = _flipped(flip, action, point, device_fault, chosen=bool(operation or group))
+    if action is not None and action.startswith(t.FaultAction.FLIP_REPAIR.value) and step is not None:
+        raise click.UsageError("--flip repair strikes in the next repair of another rank: leave out --step.")
     if slow_s is not None:
         action, rate = _slowed(rank, slow_s, (action, point, step, operation, group, flip, rate, device_fault))
     _require_apart(device_fault is not None, (action, point, step, operation, group, rate), (device, recover, once))

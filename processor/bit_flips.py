@@ -14,6 +14,7 @@ import torch
 from ..protocol.errors import ConfigurationError
 from ..protocol.faults import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 from . import tree
+from .checkpoints.dcp import SUFFIX as DCP_SHARD
 from .checkpoints.entries import complete_steps
 from .checkpoints.files import SHARD, step_directory
 from .framework import Exposed
@@ -108,8 +109,9 @@ class BitFlips:
         steps = complete_steps(self._checkpoints) if self._checkpoints else ()
         if self._checkpoints is None or not steps:
             raise ConfigurationError(f"{FaultAction.FLIP_CHECKPOINT}: no checkpoint is complete yet")
-        files = step_directory(self._checkpoints, max(steps)).glob(f"*{SHARD}")
-        largest = max(files, key=lambda path: path.stat().st_size)
+        files = step_directory(self._checkpoints, max(steps)).iterdir()
+        shards = [path for path in files if path.name.endswith((SHARD, DCP_SHARD))]
+        largest = max(shards, key=lambda path: path.stat().st_size)
         with largest.open("r+b") as file:
             place = file.seek(largest.stat().st_size // 2 // _FLOAT_BYTES * _FLOAT_BYTES)
             read = file.read(_MOST_OF_A_FILE_BYTES)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import midstep
 from midstep.processor import tree
+from midstep.processor.bit_flips import BitFlips
 from midstep.processor.checkpoints import archive
 from midstep.processor.checkpoints.dcp import file_name, metadata_of
 from midstep.processor.checkpoints.dcp_metadata import read_index
@@ -23,7 +24,7 @@ from midstep.processor.checkpoints.writer import CheckpointWriter
 from midstep.processor.shard import Shard
 from midstep.processor.shard_layout import Extent, ShardLayout
 from midstep.protocol.errors import CheckpointError, ConfigurationError, RecoveryError
-from midstep.protocol.types import CheckpointFormat, JobSettings
+from midstep.protocol.types import ArmedFault, CheckpointFormat, FaultAction, JobSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of torch, without a world
 STEP = 3
@@ -330,3 +331,12 @@ def test_what_has_no_names_is_refused_at_start(tmp_path: Path) -> None:
     for text, framework in refused.items():
         with pytest.raises(ConfigurationError, match=text):
             writer(framework, tmp_path)
+
+
+def test_a_bit_of_a_checkpoint_is_flipped_on_purpose_and_found(tmp_path: Path) -> None:
+    """As `midstep inject --flip checkpoint` does in a running job."""
+    trained = Trained(1)
+    save(tmp_path, trained)
+    BitFlips(trained.state, 0, 1, str(tmp_path)).flip(ArmedFault(0, FaultAction.FLIP_CHECKPOINT))
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is damaged"):
+        archive.load_shard(tmp_path, STEP, "replicated", trained.state)

@@ -46,6 +46,7 @@ def test_options_that_do_not_fit_are_refused_with_what_to_do(options: tuple, rem
     [
         (["--rank", "1", "--recover"], "are for --device-fault"),
         (["--rank", "1", "--device-fault", "X", "--at", "update"], "leave out --do, --at, --step"),
+        (["--rank", "1", "--flip", "repair:sign", "--step", "9"], "in the next repair of another rank"),
         (["--rank", "1", "--device-fault", "X", "--once", "--recover"], "--once and --recover exclude each other"),
     ],
 )
