@@ -10,6 +10,7 @@ are named, and no more than are needed to count: in a large world the message st
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -22,6 +23,7 @@ MOST_HASHES = 8  # of one shard
 MOST_SHARDS = 100_000
 
 Held = Annotated[dict[Hash, list[int]], Meta(max_length=MOST_HASHES)]
+Before = Annotated[dict[str, tuple[Hash, ...]], Meta(max_length=MOST_SHARDS)]
 
 
 class Copies(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +92,7 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     steady: bool  # no rank knows that the script changes them there
     left_out: Annotated[list[str], Meta(max_length=MOST_SHARDS)]  # shards whose copies never were equal
     apart: Annotated[int, Meta(ge=1)]  # steps to the next vote, that some rank asks for
+    before: Before  # what was anywhere at an earlier vote on this state, which could not tell who is wrong
 
 
 class VoteResult(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ class VoteResult(msgspec.Struct, frozen=True):
     shards whose copies were not equal in the first vote on them either. `single`: those that one rank alone holds.
     `first`: no rank has seen copies that are equal before.
     `agreed`: the newest state that had passed a vote before. `apart`: the most steps to the next vote that a rank has
-    asked for.
+    asked for. `before`: all that ranks had of a shard at a vote on the same state that could not tell who is wrong.
     """
 
     agreed: int
@@ -119,6 +122,7 @@ class VoteResult(msgspec.Struct, frozen=True):
     arrived: tuple[int, ...] = ()
     hashes: dict[str, tuple[int, ...]] = {}
     apart: int = 1
+    before: dict[str, tuple[int, ...]] = {}
 
     @property
     def passed(self) -> bool:
@@ -169,12 +173,13 @@ class Ballot(Gathered[_Said]):
         received: frozenset[str] = frozenset(),
         left_out: frozenset[str] = frozenset(),
         apart: int = 1,
+        before: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
         """`hashes`: of the shards here. `changed`: those whose memory has changed since they were hashed.
 
         `steady`: not where the script is known to change them. `received`: those that came from another rank after the
         last vote that passed. `left_out`: those that are voted on no more: a new process has not heard it.
-        `apart`: the steps to the next vote that this rank asks for.
+        `apart`: the steps to the next vote that this rank asks for. `before`: as in the result.
         """
         self.changed = changed
         copies: dict[str, Copies] = {}
@@ -182,7 +187,7 @@ class Ballot(Gathered[_Said]):
             voices: list[Held] = [{each: [rank]}, {}]
             copies[shard_id] = Copies(shard_id in proven, *(reversed(voices) if shard_id in received else voices))
         mine = {rank: list(changed)} if changed else {}
-        super().__init__(_Said(agreed, copies, mine, steady, sorted(left_out), apart))
+        super().__init__(_Said(agreed, copies, mine, steady, sorted(left_out), apart, dict(before)))
 
     def _united(self, theirs: _Said) -> _Said:
         ours = self._known
@@ -192,7 +197,8 @@ class Ballot(Gathered[_Said]):
         changed, steady = {**ours.changed, **theirs.changed}, ours.steady and theirs.steady
         left_out = sorted({*ours.left_out, *theirs.left_out})
         apart = max(ours.apart, theirs.apart)
-        return _Said(max(ours.agreed, theirs.agreed), copies, changed, steady, left_out, apart)
+        before = {**ours.before, **theirs.before}  # who heard that vote has heard the same
+        return _Said(max(ours.agreed, theirs.agreed), copies, changed, steady, left_out, apart, before)
 
     def result(self, world_size: int) -> VoteResult:
         """Return what follows, once the barrier is passed.
@@ -236,4 +242,5 @@ class Ballot(Gathered[_Said]):
             misled=tuple(sorted(misled - themselves - arrived - set(changed))),
             arrived=tuple(sorted(arrived - themselves - misled)),
             apart=self._known.apart,
+            before=self._known.before,
         )

@@ -113,6 +113,9 @@ class Votes:
         self._found: Mapping[str, ShardDigest] | None = None  # where the step began; None: no vote in this step
         # What was here at a vote that could not tell who is wrong, and all that was anywhere.
         self._doubtful: dict[int, dict[str, tuple[int, tuple[int, ...]]]] = {}
+        # What this rank has said in a vote of that step, until it has heard the others, and if it was stopped before.
+        self._said: tuple[int, dict[str, int]] = (-1, {})
+        self._unheard: tuple[int, dict[str, int]] = (-1, {})
         self._reported: set[FaultKind] = set()  # that stand, where training goes on all the same
 
     @property
@@ -123,6 +126,8 @@ class Votes:
     def resumed(self, step: int) -> None:
         """Begin to train from a state: at the start, and after each recovery, whose first step has a vote."""
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
+        if self._said[1]:
+            self._unheard, self._said = self._said, (-1, {})
         self._open, self.sound = {}, None
         self._cadence.resumed(step)
 
@@ -173,6 +178,7 @@ class Votes:
             self._cadence.took(self._hashing_s)
         self._open = {name: each.whole for name, each in found.items()}
         hashes = {name: each for name, each in self._open.items() if name not in self._left_out}
+        self._said = self._begun, {name: each for name, each in hashes.items() if name not in self._received}
         return Ballot(
             self._runtime.rank,
             hashes,
@@ -183,6 +189,7 @@ class Votes:
             received=self._received,
             left_out=self._left_out,
             apart=self._cadence.wanted(step_s),
+            before={name: hashes for name, (_, hashes) in self._doubtful.get(self._begun, {}).items()},
         )
 
     def counted(self, step: int, ballot: Ballot) -> None:
@@ -194,6 +201,8 @@ class Votes:
         if not result.voted:
             return
         mine, self._open, self._found = self._open, {}, None
+        self._said = (-1, {})
+        self._hear_late(step, result)
         self._cadence.voted(step, result.apart)
         if result.first and step < FIRST_VOTE:  # where others have voted before a new process comes back to it, it does
             return
@@ -214,6 +223,7 @@ class Votes:
         Runs where the commit barrier broke before this rank had heard what all say.
         """
         mine, self._open = self._open, {}
+        self._said = (-1, {})
         if step < FIRST_VOTE and not self._proven:
             return
         if mine and self._then is not IntegrityAction.REPORT:  # which goes on from one that is lost, too
@@ -222,7 +232,7 @@ class Votes:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _is_due(self, step: int) -> bool:
-        repeats = step == self._resumed or step in self._doubtful
+        repeats = step in {self._resumed, self._unheard[0], *self._doubtful}
         return repeats or self._cadence.is_due(step) or not self._proven
 
     def _changed(self, found: "Mapping[str, ShardDigest]") -> tuple[str, ...]:
@@ -300,6 +310,16 @@ class Votes:
         elif not result.to_blame and rank == result.speaker:
             report(FaultKind.COPIES_DIFFER, _differing(step, result), mendable=True, trusted_step=trusted_step)
         raise Interrupted
+
+    def _hear_late(self, step: int, result: VoteResult) -> None:
+        """Remember a vote on this state as the others do, if this rank was stopped in its barrier."""
+        unheard, said = self._unheard
+        if step < unheard:
+            return
+        self._unheard = (-1, {})
+        missed = {name: (own, result.before[name]) for name, own in said.items() if name in result.before}
+        if missed and step == unheard:
+            self._doubtful.setdefault(step, missed)
 
     def _differs_again(self, step: int, mine: dict[str, int], result: VoteResult) -> tuple[tuple[str, ...], str | None]:
         """Return the shards that are wrong here though no copy has a majority, and the code of one that is so twice.

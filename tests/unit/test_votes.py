@@ -463,3 +463,44 @@ def test_of_two_copies_that_both_repeat_themselves_or_both_do_not_none_is_blamed
     repeated_with(ranks, 4, (8, 9))
     repeated_with(ranks, 4, again)
     assert {kind for each in ranks for kind, _ in each.said} == {FaultKind.COPIES_DIFFER}
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_rank_that_was_stopped_before_it_heard_of_the_difference_is_blamed_all_the_same(wrong: int) -> None:
+    """In the barrier, by the order that the first to hear has brought about. It hears with the repetition."""
+    ranks = pair()
+    for each, held in zip(ranks, (9, 8) if wrong == 0 else (8, 9), strict=True):
+        each.held = held
+        each.step_state.count = 4
+        each.votes.begins(4, wanted=False)
+    ballots = [each.votes.ballot(STEP_S) for each in ranks]
+    heard, missed = ballots[1 - wrong], ballots[wrong]
+    assert heard is not None
+    assert missed is not None
+    heard.heard(missed.said())
+    with pytest.raises(Interrupted):
+        ranks[1 - wrong].votes.counted(4, heard)
+    for each in ranks:
+        each.held = 7
+        repaired(each, RepairPart(target_step=3, restore=RestoreSource.HOST_COPY))
+        each.said.clear()
+    assert not step(ranks, 3)
+    for each in ranks:
+        each.held = 8
+    assert not step(ranks, 4)
+    assert [each.said for each in ranks] == [[(FaultKind.ODD_COPY, False)] * (rank == wrong) for rank in range(2)]
+
+
+def test_what_was_said_in_a_vote_that_broke_for_another_reason_blames_no_rank() -> None:
+    """All have the same; then a process is lost, and the step before is repeated with other data."""
+    ranks = pair()
+    for each in ranks:
+        each.step_state.count = 4
+        each.votes.begins(4, wanted=False)
+        each.votes.ballot(STEP_S)
+        repaired(each, RepairPart(target_step=3, restore=RestoreSource.HOST_COPY))
+    assert not step(ranks, 3)
+    for each in ranks:
+        each.held = 9
+    assert not step(ranks, 4)
+    assert [each.said for each in ranks] == [[], []]
