@@ -205,7 +205,7 @@ def _newcomer_failed(state: JobState, rec: do.NewcomerFailed) -> Recs:
     if change is None:
         return None
     if change.stage in AT_THE_BOUNDARY:
-        del change.newcomers[rec.rank]  # all stop anyhow: the rank is started anew on the spare node then
+        _end_newcomers(state, change, rec.rank)  # all stop anyhow: then the rank is started once more there
     else:
         node = change.newcomers[rec.rank].node
         _give_up(state, f"the new process of rank {rec.rank} on {node} failed: {rec.why}", failed=True)
@@ -246,13 +246,12 @@ def _give_up(state: JobState, why: str, *, failed: bool = False) -> None:
         unwell.failures += failed
 
 
-def _end_newcomers(state: JobState, change: PlannedChange) -> None:
-    """End the processes that were to take ranks over."""
-    for newcomer in change.newcomers.values():
+def _end_newcomers(state: JobState, change: PlannedChange, *ranks: int) -> None:
+    """End the processes that were to take these ranks over; all where none is named."""
+    for newcomer in [change.newcomers.pop(rank) for rank in ranks or sorted(change.newcomers)]:
         node = state.world.nodes.get(newcomer.node)
         if node is not None and node.state is not NodeState.LOST:
             state.send(node_address(node.name), StopProcess(newcomer.rank, newcomer.incarnation, grace_s=0.0))
-    change.newcomers.clear()
 
 
 # --- at the boundary --------------------------------------------------------------------------------------------------

@@ -173,6 +173,17 @@ def test_a_new_rank_that_dies_on_the_way_to_the_boundary_gets_another_process(cl
     cluster.pass_barrier_two(BOUNDARY)
 
 
+def test_a_new_rank_that_fails_on_the_way_to_the_boundary_is_ended_in_any_case(cluster: FakeCluster) -> None:
+    """Its process may be there still, stopped: where the growth is given up after all, nothing else ends it."""
+    get_ready(cluster)
+    cluster.feed(cluster.clocks("node0"))
+    incarnation = cluster.newcomer(3).incarnation
+    stops = only(cluster.feed(failed(cluster, 3)), StopProcess)
+    assert [(stop.rank, stop.incarnation) for stop in stops] == [(3, incarnation)]
+    stops = only(cluster.feed(cluster.exited(1)), StopProcess)
+    assert [stop.rank for stop in stops] == [2]
+
+
 def test_a_new_rank_that_dies_before_it_is_ready_is_new_in_the_next_attempt(cluster: FakeCluster) -> None:
     """It has no rank-local state that could be lost; the others keep their processes all the same."""
     reach_boundary(cluster)
