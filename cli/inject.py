@@ -144,9 +144,7 @@ def command(
       midstep inject --rank 1 --slow 0.2                       0.2 s more in each step
       midstep inject --device-fault 80E01801 --rank 1          report a fault of its device, by code or level
     """
-    action, point = _flipped(flip, action, point, device_fault, chosen=bool(operation or group))
-    if action is not None and action.startswith(t.FaultAction.FLIP_REPAIR.value) and step is not None:
-        raise click.UsageError("--flip repair strikes in the next repair of another rank: leave out --step.")
+    action, point = _flipped(flip, action, point, step, device_fault, chosen=bool(operation or group))
     if slow_s is not None:
         action, rate = _slowed(rank, slow_s, (action, point, step, operation, group, flip, rate, device_fault))
     _require_apart(device_fault is not None, (action, point, step, operation, group, rate), (device, recover, once))
@@ -174,7 +172,13 @@ def _with_reason(job: ReachedJob, request: Request, why: str) -> Request:
 
 
 def _flipped(
-    flip: str | None, action: str | None, point: str | None, device_fault: str | None, *, chosen: bool
+    flip: str | None,
+    action: str | None,
+    point: str | None,
+    step: int | None,
+    device_fault: str | None,
+    *,
+    chosen: bool,
 ) -> tuple[str | None, str | None]:
     """Return what is done and where, if it is to flip bits. `chosen`: a collective is named as the place."""
     if flip is None:
@@ -182,6 +186,8 @@ def _flipped(
     if action is not None or device_fault is not None:
         raise click.UsageError("--flip says what is done: leave out --do and --device-fault.")
     kind = flip.partition(":")[0]
+    if step is not None and f"flip_{kind}" == t.FaultAction.FLIP_REPAIR:
+        raise click.UsageError("--flip repair strikes in the next repair of another rank: leave out --step.")
     return f"flip_{flip}", point if point is not None or chosen else FLIP_POINTS[kind]
 
 
