@@ -20,6 +20,7 @@ from midstep.launch import reached_job as reaching
 from midstep.launch.reached_job import HereJob
 from midstep.protocol.errors import ConfigurationError
 from midstep.protocol.incidents import JobStatus, StandingFault
+from midstep.protocol.slow_records import SlowRecord, SlowTold
 from midstep.protocol.types import FaultKind, FaultLevel, FaultReport
 
 from ..unit.report.conftest import running, status  # noqa: F401 - fixtures
@@ -92,6 +93,11 @@ def lived(status: JobStatus, running: JobStatus) -> JobStatus:  # noqa: F811
     )
 
 
+SLOW = SlowTold(
+    (SlowRecord("slow", FaultKind.SLOW, "[/x]\x1b[2J", "rank 1 [red]is slow[/red]\x1b]0;\x07\n", 1.0, {1: 2.0}),)
+)
+
+
 class Commands:
     """Runs `midstep status` and `midstep report`, which find the job in `told`."""
 
@@ -101,7 +107,7 @@ class Commands:
         for command in (status_command, report_command):
             monkeypatch.setattr(command, "reached", lambda *_: HereJob(Path("job")))
         monkeypatch.setattr(status_command, "look", lambda _: (self.told, self.told.reason if self.told else ""))
-        monkeypatch.setattr(report_command, "load_status", lambda _: self.told)
+        monkeypatch.setattr(report_command, "load_history", lambda _: (self.told, SLOW))
 
     def __call__(self, told: JobStatus, *arguments: str, charset: str = "utf-8") -> str:
         """Return what a command prints about a job, on stdout and on stderr."""
