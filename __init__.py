@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .launch.watching import JobView, watch
     from .processor.building import building
     from .processor.callbacks import Lifecycle, Recovery
-    from .processor.resilient import device, init_process_group, resilient
+    from .processor.resilient import device, init_process_group, report, resilient
     from .processor.role import OwnRole, role
     from .processor.values import Value, replicated
     from .protocol.errors import MidstepError
@@ -32,6 +32,7 @@ _HOMES = {
     "device": "processor.resilient",
     "init_process_group": "processor.resilient",
     "replicated": "processor.values",
+    "report": "processor.resilient",
     "resilient": "processor.resilient",
     "role": "processor.role",
     "watch": "launch.watching",
@@ -50,6 +51,7 @@ __all__ = [
     "device",
     "init_process_group",
     "replicated",
+    "report",
     "resilient",
     "role",
     "watch",

@@ -301,11 +301,11 @@ class Repeatable(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A framework whose script may have each step at hand, and so can report values of it: `step.report(...)`."""
+    """A framework of whose steps values can be reported: by `step.report(...)`, `midstep.report(...)` or itself."""
 
     @property
     def reports_values(self) -> bool:
-        """True if the loop is the script's own."""
+        """True if there are some. Otherwise rules on values are refused."""
         ...
 
 

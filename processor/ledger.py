@@ -9,7 +9,7 @@ a running mean say. It is over when the script asks for the next step, or leaves
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -192,7 +192,7 @@ class Ledger:
         self._own = b""  # between capture and swap
         self._shown_next_s = 0.0
         self._trailing = framework if isinstance(framework, Trailing) else None
-        self._values: dict[str, SupportsFloat] = {}  # that the script has reported of this step
+        self._values: dict[str, list[SupportsFloat]] = {}  # that the script has reported of this step
         self._has_inputs = False  # the script has taken the inputs of the present step
         self._open: bool | None = None  # a committed step is not over yet; True: a checkpoint may follow it
         self._acts: dict[Act, Callable[[int], bool]] = {
@@ -224,9 +224,14 @@ class Ledger:
                 )
         self.end_step()
 
-    def report(self, values: Mapping[str, SupportsFloat]) -> None:
-        """Keep values of the present step, by name; tensors without what they were computed from."""
-        self._values |= {name: getattr(value, "detach", lambda value=value: value)() for name, value in values.items()}
+    def report(self, values: Mapping[str, SupportsFloat], *, adds: bool = False) -> None:
+        """Keep values of the present step, by name; tensors without what they were computed from.
+
+        `adds`: to those that the step has already, of which the mean counts. Otherwise they take their place.
+        """
+        for name, value in values.items():
+            before = self._values.get(name, []) if adds else []
+            self._values[name] = [*before, getattr(value, "detach", lambda value=value: value)()]
 
     def inputs(self, given: Inputs) -> Inputs:
         """Return the inputs of the step. Raises ProtocolViolation for the second time in one."""
@@ -246,15 +251,16 @@ class Ledger:
     def reported(self, only: str = "") -> dict[str, float]:
         """Return the values that were reported in this step, or one of them. Raises ConfigurationError: no number."""
         numbers = {}
-        for name, value in self._values.items():
+        for name, values in self._values.items():
             if only not in {"", name}:
                 continue
             try:
-                numbers[name] = float(value)
+                numbers[name] = _mean(values)
             except (TypeError, ValueError, RuntimeError) as error:
+                kinds = ", ".join(sorted({type(each).__name__ for each in values}))
                 raise ConfigurationError(
-                    f"step.report({name}=...) got {type(value).__name__}, which is no number: {error}. Report a "
-                    "number, or a tensor of one element"
+                    f"report({name}=...) got {kinds}, which is no number: {error}. Report a number, or a tensor of one "
+                    "element"
                 ) from error
         return numbers
 
@@ -326,9 +332,9 @@ class Ledger:
             return
         self._shown_next_s = self._clock() + SHOWN_S
         numbers = {}
-        for name, value in self._values.items():
+        for name, values in self._values.items():
             with suppress(TypeError, ValueError, RuntimeError):  # without a rule nothing depends on it
-                numbers[name] = float(value)
+                numbers[name] = _mean(values)
         self._step_clock.show(count, numbers)
 
     def end_step(self) -> None:
@@ -377,3 +383,8 @@ class Ledger:
     def _publish(self, index: int) -> bool:
         self._surroundings.barrier_passed()
         return True
+
+
+def _mean(values: Sequence[SupportsFloat]) -> float:
+    """Return the mean of numbers, and of a single one the number itself. Not a number if one of them is not."""
+    return sum(map(float, values)) / len(values)

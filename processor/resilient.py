@@ -8,7 +8,7 @@ import functools
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar
 
 import msgspec
 
@@ -116,6 +116,24 @@ def device() -> "torch.device":
         if found is not None and found.is_available():
             return torch.device(name, local_rank % found.device_count())
     return torch.device("cpu")
+
+
+def report(**values: SupportsFloat) -> None:
+    """Report values of the present step, where the loop is the framework's own: `midstep.report(loss=loss)`.
+
+    As `step.report` does, for scripts that have no `step`: with Megatron from the function that computes the loss. The
+    mean counts of a value that is reported several times in a step, once for each micro-batch. Call it in the train
+    thread, before the optimizer's step. Outside `midstep run`, and where no train function runs, it does nothing.
+
+    Args:
+        values: Numbers, or tensors of one element, by names of small letters, digits and `_`.
+
+    Raises:
+        NotUnderMidstep: See `Runtime.current`.
+    """
+    runtime = Runtime.current()
+    if runtime is not None:
+        runtime.report_values(values)
 
 
 def resilient(

@@ -128,7 +128,7 @@ def judge_of(rules: Sequence[JobRule], framework: "Framework") -> Judge | None:
         raise ConfigurationError(
             f"rules in the policy: {_names(on_values)} would never be broken: they are on values of step.report(...), "
             f"and a script with a {kind} has no step. Choose rules on lines of the log, or train with "
-            "midstep.TrainState (docs/rules.md)"
+            "midstep.TrainState, Megatron or torchtitan (docs/rules.md)"
         )
     leaving_out = [rule for rule in on_values if rule.then in {RuleAction.SKIP_BATCH, RuleAction.ROLL_BACK}]
     if leaving_out and not isinstance(framework, LeavesOut):

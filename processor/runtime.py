@@ -8,7 +8,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import SupportsFloat
 
 import msgspec
 
@@ -65,6 +66,7 @@ class Runtime:
         self.device = device_named(self.settings.device)
         self.communicator = communicator_named(self.settings.communicator)
         self.callbacks = Callbacks(self.rank)
+        self.report_values: Callable[[Mapping[str, SupportsFloat]], None] = lambda _: None  # of a step, while one is
         self._pid = os.getpid()
         self._stopping = threading.Lock()
         self._shielded = False

@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -62,6 +62,7 @@ class TrainThread(Surroundings):
         self._step_state = step_state = StepState(clean=runtime.connected)
         self._ledger = Ledger(self, framework, runtime.injection_points, runtime.step_clock, step_state=step_state)
         runtime.callbacks = Callbacks(runtime.rank, lifecycle, lambda: step_state.count)
+        runtime.report_values = partial(self._ledger.report, adds=True)
         self._own = LocalState(framework, runtime.device, counts=runtime.settings.skips_out_of_memory)
         self._votes = Votes(runtime, framework, step_state)
         self._copies = HostCopies(runtime, framework, self._votes)

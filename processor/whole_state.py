@@ -124,7 +124,7 @@ class WholeState:
 
     @property
     def reports_values(self) -> bool:
-        """True: the loop is the script's own, which has each step."""
+        """True: the loop is the script's own, which has each step at hand."""
         return True
 
     def shards(self) -> tuple[ShardHold, ...]:

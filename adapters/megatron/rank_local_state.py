@@ -9,14 +9,17 @@ scheduler by the step's global batch size, and not at all when the update was sk
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 from ...processor import tree
 from ...processor.buffers import BufferWatch
 from ...processor.local_state import RandomState
 from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
+from .data import PositionedIterator
 from .parts import Parts, bucket_groups
 
+BATCHES = "batches"  # of the whole job: one for each step
 _COUNT = "H"  # unsigned, two bytes
 _GROUP_KEYS_NOT_OURS = frozenset({"params", "step"})  # fused optimizers count their steps in the group
 
@@ -33,6 +36,7 @@ class RankLocalState:
         self.consumed = parts.first_consumed
         self._expected: int | None = None
         self._expects = False
+        self._batches = 0  # of the whole job, that this process has consumed
         _check_iterators(parts.iterators)
 
     # --- around the update ----------------------------------------------------------------------------------------
@@ -40,6 +44,7 @@ class RankLocalState:
     def updating(self, *, skipped: bool) -> None:
         """Note that this step's update is about to be applied, or skipped: later captures are of the state after it."""
         self.consumed += batch_size()
+        self._batches += 1
         self._expected = None if skipped else self._scheduler_increment()
         self._expects = True
 
@@ -111,6 +116,31 @@ class RankLocalState:
         _restore_ready_counts(parts, own["ready_counts"])
         _tracker().set_states(own["tracker"])
         self._random.restore(own["random"])  # last: restoring the others may have drawn numbers
+
+    # --- batches that are left out --------------------------------------------------------------------------------
+
+    @property
+    def handed_out(self) -> dict[str, int] | None:
+        """How many global batches were consumed; None where `advanced` would not know where the next one begins."""
+        known = all(map(_follows_samples, self._parts.iterators.values()))
+        return {BATCHES: self._batches} if known and self._parts.iterators and batch_size() else None
+
+    def advanced(self, blob: bytes, batches: Mapping[str, int]) -> bytes:
+        """Return what `capture` returned with its samples so many global batches further on."""
+        own = tree.unpack(blob)
+        before = own["consumed"]
+        own["consumed"] += batches[BATCHES] * batch_size()
+        own["iterators"] = {
+            name: _moved(positions, before, own["consumed"]) for name, positions in own["iterators"].items()
+        }
+        return tree.pack(own, "state")
+
+    def leaving_out(self, blob: bytes, later: bytes) -> bytes:
+        """Return what `capture` returned with the samples of a later one; without iterators, its random numbers."""
+        own, after = tree.unpack(blob), tree.unpack(later)
+        for part in ("iterators", "consumed") if self._parts.iterators else ("random", "tracker", "consumed"):
+            own[part] = after[part]
+        return tree.pack(own, "state")
 
 
 def batch_size() -> int:
@@ -243,6 +273,21 @@ def _unwrapped(item: Any) -> Any:
     from megatron.core.rerun_state_machine import RerunDataIterator
 
     return item.iterable if isinstance(item, RerunDataIterator) else item
+
+
+def _follows_samples(item: Any) -> bool:
+    """Return whether the position of an iterator is the samples that the job has consumed, and nothing else."""
+    if isinstance(item, list | tuple):
+        return all(map(_follows_samples, item))
+    inner = _unwrapped(item)
+    return inner is None or hasattr(inner, "rebuild") or isinstance(inner, PositionedIterator)
+
+
+def _moved(position: Any, before: int, after: int) -> Any:
+    """Return positions with those that stand at so many samples moved; others are not of the training data."""
+    if isinstance(position, list):
+        return [_moved(single, before, after) for single in position]
+    return {"consumed_samples": after} if position == {"consumed_samples": before} else position
 
 
 def _positions(item: Any) -> Any:

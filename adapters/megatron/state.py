@@ -23,7 +23,7 @@ step would be reduced before they are complete, with other numbers on each rank,
 tracked here, and left when the step is rolled back; a later close changes nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from .shards import derive_parameters, is_distributed, main_parameters
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
 
+GRADIENT_NORMS = ("clip_grad_norm", "get_grad_norm")  # the first is called by one optimizer, the other by a chain
 Enter = Callable[[], AbstractContextManager[Any]]
 
 
@@ -114,6 +115,29 @@ class MegatronState:
     def trained(self) -> list[torch.Tensor]:
         """Return the parameters that the backward pass computes gradients of."""
         return [each for chunk in self._parts.chunks for each in chunk.parameters() if each.requires_grad]
+
+    @property
+    def reports_values(self) -> bool:
+        """True: the gradient norm is reported here, and what the script gives to `midstep.report`."""
+        return True
+
+    @property
+    def has_data(self) -> bool:
+        """True if there are data iterators: batches that are left out are left out of them."""
+        return bool(self._parts.iterators)
+
+    @property
+    def handed_out(self) -> dict[str, int] | None:
+        """How many global batches have been consumed; None: their size, or where an iterator stands, is not known."""
+        return self._rank_local.handed_out
+
+    def advance(self, blob: bytes, batches: Mapping[str, int]) -> bytes:
+        """Return a captured state with its samples so many global batches further on."""
+        return self._rank_local.advanced(blob, batches)
+
+    def leave_out(self, blob: bytes, later: bytes) -> bytes:
+        """Return a captured state with the samples of a later one; without iterators, with its random numbers."""
+        return self._rank_local.leaving_out(blob, later)
 
     def capture_local(self) -> bytes:
         """Capture the rank-local state as it will be after this step's update; receive the peer copy's gradients."""
@@ -193,6 +217,8 @@ class StepHooks:
         optimizer.step = self._around_step(optimizer.step)
         optimizer.step_with_ready_grads = self._around_update(optimizer.step_with_ready_grads)
         optimizer.zero_grad = self._before(optimizer.zero_grad)
+        for name in GRADIENT_NORMS:
+            setattr(optimizer, name, self._reporting(getattr(optimizer, name)))
         self._no_sync.watch(self._parts.chunks)
         for chunk in self._parts.chunks:
             chunk.zero_grad_buffer = self._before(chunk.zero_grad_buffer)
@@ -228,6 +254,15 @@ class StepHooks:
             return plain(*args, **options)
 
         return call
+
+    def _reporting(self, plain: Any) -> Any:
+        def norm(*args: Any, **options: Any) -> Any:
+            result = plain(*args, **options)
+            if self._ledger is not None and result is not None:
+                self._ledger.report({"grad_norm": result})
+            return result
+
+        return norm
 
     def _around_step(self, plain: Any) -> Any:
         def step(*args: Any, **options: Any) -> Any:

@@ -85,11 +85,6 @@ class TitanState(ShardedTrainState):
         batches = self._trainer.batch_generator
         self._trainer.batch_generator = lambda data: batches(_Quiet(data) if ledger.count else data)
 
-    @property
-    def reports_values(self) -> bool:
-        """False: the loop is torchtitan's, and no script calls `step.report`."""
-        return False
-
     def clean(self) -> None:
         """Clear away what an interrupted step has left, and what an asynchronous checkpoint has."""
         super().clean()

@@ -40,6 +40,7 @@ def install() -> None:
     from torchtitan.distributed import utils
 
     utils.set_pg_timeouts = _keep_timeouts
+    utils.clip_grad_norm_ = _reporting(utils.clip_grad_norm_, runtime)
     trainer_class = _trainer_class()
     plain = inspect.unwrap(trainer_class.train)  # without torchelastic's record of the exception that it raises
 
@@ -60,6 +61,18 @@ def _trainer_class() -> Any:
 
 def _keep_timeouts(timeout: Any, parallel_dims: Any) -> None:
     """Leave timeouts as they are: how long a collective may take is said by the policy (communicator.collective_s)."""
+
+
+def _reporting(plain: Callable[..., Any], runtime: Runtime) -> Callable[..., Any]:
+    """Report the gradient norm of each step, for rules of the policy. It is that of all ranks."""
+
+    @functools.wraps(plain)
+    def clip(*args: Any, **options: Any) -> Any:
+        norm = plain(*args, **options)
+        runtime.report_values({"grad_norm": norm})
+        return norm
+
+    return clip
 
 
 def _train(trainer: Any, plain: Callable[[Any], Any]) -> Any:

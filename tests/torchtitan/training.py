@@ -7,6 +7,7 @@ records holds all ranks in front of that step for as long as it is there.
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -25,7 +26,10 @@ from midstep.protocol import environment as names
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A rank that ends itself: `place` is metrics, checkpoint or validation, and `step` torchtitan's, from 1."""
+    """A rank that ends itself: `place` is metrics, checkpoint or validation, and `step` torchtitan's, from 1.
+
+    With `diverges` it lives on, and its gradients are no numbers once; with `skips` its data lacks the step's batches.
+    """
 
     rank: int
     place: str
@@ -90,15 +94,35 @@ def watch(records: Path, losses: list[Loss]) -> None:
     def init(trainer: Any, *args: Any, **options: Any) -> None:
         present[:] = [trainer]
         checkpoint(trainer, *args, **options)
+        trainer.forward_backward_step = diverging(trainer, trainer.forward_backward_step)
         if hasattr(trainer.checkpointer, "dcp_save"):
             trainer.checkpointer.dcp_save = ending("checkpoint", trainer.checkpointer.dcp_save)
         if getattr(trainer, "validator", None) is not None:
             trainer.validator.validate = ending("validation", trainer.validator.validate)
 
+    def meets(place: str, step: int) -> bool:
+        found = [each for each in losses if (each.rank, each.place, each.step) == (dist.get_rank(), place, step)]
+        losses[:] = [each for each in losses if each not in found]
+        return bool(found)
+
+    def diverging(trainer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            loss = plain(*args, **options)
+            if meets("diverges", trainer.step):
+                local(next(trainer.model_parts[0].parameters()).grad).fill_(math.nan)
+            return loss
+
+        return call
+
     def step(trainer: Any, data: Any) -> None:
         index = trainer.step - 1
         while (records / f"gate.{index}").exists():
             time.sleep(0.02)
+        if meets("skips", trainer.step):
+            tokens = trainer.ntokens_seen
+            for _ in range(trainer.gradient_accumulation_steps):
+                next(data)
+            trainer.ntokens_seen = tokens
         train_step(trainer, data)
         with (records / f"steps.{dist.get_rank()}").open("a") as record:
             record.write(f"{index} {trainer.ntokens_seen} {digest(pieces(trainer))}\n")

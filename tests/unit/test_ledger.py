@@ -1,5 +1,6 @@
 """The step ledger: the order that makes a step consistent, and where it may be interrupted."""
 
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -170,6 +171,21 @@ def test_what_is_reported_is_read_once_a_second_to_be_shown(journey: Journey) ->
     assert told is not None
     assert told.values == {"loss": 2.5}
     assert 3 < len(read) < 12
+
+
+def test_of_a_value_of_each_micro_batch_the_mean_counts(journey: Journey) -> None:
+    """One that is no number shows, whichever it is; `step.report` takes the place of what was reported before."""
+    ledger = ledger_of(journey)
+    for step in ledger.steps(2):
+        step.report(norm=7.0)
+        step.report(norm=2.0)
+        for loss in (1.0, 4.0, math.nan)[: 2 + step.index]:
+            ledger.report({"loss": loss}, adds=True)
+        reported = ledger.reported()
+        assert reported["norm"] == 2.0
+        assert reported["loss"] == 2.5 if step.index == 0 else math.isnan(reported["loss"])
+        with step.update():
+            pass
 
 
 def test_all_steps_are_counted(journey: Journey) -> None:

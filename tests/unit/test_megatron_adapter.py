@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 
 from midstep import adapters
-from midstep.adapters.megatron import FromSample, Replica, compatibility, resilient, skip_initial_values
+from midstep.adapters.megatron import (
+    FromSample,
+    Replica,
+    compatibility,
+    rank_local_state,
+    resilient,
+    skip_initial_values,
+)
 from midstep.adapters.megatron.compatibility import (
     REFUSALS,
     REFUSED_ELSEWHERE,
@@ -23,6 +30,7 @@ from midstep.adapters.megatron.compatibility import (
     refuse_scaling,
     refuse_unsupported,
 )
+from midstep.adapters.megatron.data import PositionedIterator
 from midstep.adapters.megatron.parts import Parts, find_parts
 from midstep.adapters.megatron.process_groups import check_default_group, refuse_foreign
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
@@ -202,9 +210,9 @@ def test_a_version_that_lacks_a_name_is_refused(monkeypatch: pytest.MonkeyPatch)
         check_version()
 
 
-def local_state(first: int = 0, consumed: int = 0) -> RankLocalState:
+def local_state(first: int = 0, consumed: int = 0, iterators: Any = None) -> RankLocalState:
     """Return the rank-local state of a rank whose train function has begun at this iteration."""
-    some = dataclasses.replace(parts(), first=first, first_consumed=consumed)
+    some = dataclasses.replace(parts(), first=first, first_consumed=consumed, iterators=iterators or {})
     some.chunks[0].module = torch.nn.Linear(1, 1)
     some.chunks[0].bucket_groups = some.chunks[0].expert_parallel_bucket_groups = []
     return RankLocalState(some, None)
@@ -215,6 +223,40 @@ def test_a_newcomer_counts_iterations_from_where_the_job_began() -> None:
     newcomer = local_state(first=140, consumed=1120)
     newcomer.restore(local_state(first=100, consumed=800).capture())
     assert (newcomer.first, newcomer.consumed) == (100, 800)
+
+
+class Positioned(PositionedIterator):
+    """An iterator of Megatron-LM's loaders, without the loader."""
+
+    def __init__(self, consumed: int) -> None:
+        self._consumed, self._build = consumed, lambda at: iter(range(at, at + 100))
+
+    def __next__(self) -> Any:
+        raise AssertionError
+
+
+def test_batches_are_left_out_of_what_stands_at_the_consumed_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of training data in any number of model chunks; validation data, which stands elsewhere, stays there."""
+    monkeypatch.setattr(rank_local_state, "batch_size", lambda: 8)
+    chunks, valid = [Positioned(808), Positioned(808), None], Positioned(32)
+    own = local_state(consumed=800, iterators={"train_data_iterator": chunks, "valid_data_iterator": valid})
+    assert own.handed_out == {"batches": 0}
+    own.updating(skipped=False)
+    assert own.handed_out == {"batches": 1}
+    own.restore(own.advanced(own.capture(), {"batches": 2}))
+    assert own.consumed == 824
+    assert [each.state_dict() for each in (*chunks, valid) if each] == [
+        {"consumed_samples": samples} for samples in (824, 824, 32)
+    ]
+
+
+@pytest.mark.parametrize(("iterators", "samples"), [({}, 8), ({"data": FromSample(lambda _: iter(()))}, 0)])
+def test_how_many_samples_a_batch_has_must_be_known_to_leave_one_out(
+    iterators: dict[str, Any], samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step did not end; a rule on values breaks at its end, and needs no more than its positions."""
+    monkeypatch.setattr(rank_local_state, "batch_size", lambda: samples)
+    assert local_state(iterators=iterators).handed_out is None
 
 
 def test_param_groups_that_only_some_stages_have_are_refused() -> None:

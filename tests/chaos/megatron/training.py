@@ -6,7 +6,9 @@ exact bits with a digest of what its optimizer holds, and at the end a digest of
 """
 
 import copy
+import functools
 import json
+import math
 import os
 import random
 import sys
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+import midstep
 from midstep.adapters.megatron import FromSample, resilient, skip_initial_values
 from midstep.testing.megatron_on_cpu import use_cpu
 
@@ -51,6 +54,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     dropout: float = 0.1
     replica: str | None = None
     prints_at: int | None = None  # the iteration in which the last rank says once that a link is down
+    bad: tuple[int, ...] = ()  # global batches, by number, with which the last rank fails
+    fails: str = "diverges"  # its loss is no number then; or `oom`: it lacks memory
+    left_out: tuple[int, ...] = ()  # global batches that the data never had
+    reports: bool = False  # the loss of each micro-batch
+
+    @property
+    def batch(self) -> int:
+        """Samples of a global batch, where it does not ramp up."""
+        return MICRO_BATCH * self.micro_batches * self.world // (self.tensor * self.pipeline * self.context)
 
 
 def batches(shape: Shape, consumed: int) -> Iterator[Any]:
@@ -59,10 +71,18 @@ def batches(shape: Shape, consumed: int) -> Iterator[Any]:
 
     rank, size = ps.get_data_parallel_rank(), ps.get_data_parallel_world_size()
     while True:
-        draw = torch.Generator().manual_seed(1_000_000 + consumed + rank * MICRO_BATCH)
+        draw = torch.Generator().manual_seed(1_000_000 + among_all(shape, consumed) + rank * MICRO_BATCH)
         tokens = torch.randint(0, VOCABULARY, (MICRO_BATCH, SEQUENCE + 1), generator=draw)
         consumed += MICRO_BATCH * size
         yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def among_all(shape: Shape, consumed: int) -> int:
+    """Return where a sample lies in the data that has all batches."""
+    number = consumed // shape.batch
+    for each in sorted(shape.left_out):
+        number += each <= number
+    return number * shape.batch + consumed % shape.batch
 
 
 def _known(kind: Any, **options: Any) -> dict[str, Any]:
@@ -190,11 +210,13 @@ def local_attention() -> Any:
     return LocalAttention
 
 
-def forward_step(iterator: Iterator[Any], model: Any) -> Any:
+def forward_step(shape: Shape, fails: str, iterator: Iterator[Any], model: Any) -> Any:
     """Compute one micro-batch."""
     from megatron.core import parallel_state as ps
 
     tokens, labels = next(iterator)
+    if fails == "oom":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 TiB")
     parts, part = ps.get_context_parallel_world_size(), ps.get_context_parallel_rank()
     positions = torch.arange(SEQUENCE).unsqueeze(0).expand(MICRO_BATCH, -1)
     if parts > 1:
@@ -204,7 +226,9 @@ def forward_step(iterator: Iterator[Any], model: Any) -> Any:
     out = model(tokens, positions, mask, labels=labels)
 
     def loss(output: torch.Tensor) -> Any:
-        mean = output.float().mean()
+        mean = output.float().mean() * (math.nan if fails == "diverges" else 1.0)
+        if shape.reports:
+            midstep.report(loss=mean)
         return mean, {"loss": mean.detach().clone()}
 
     return out, loss
@@ -237,8 +261,9 @@ def train(  # noqa: PLR0917 - that is what it works with
             chunk.zero_grad_buffer()
         optimizer.zero_grad()
         random.random()
+        is_bad = dist.get_rank() == shape.world - 1 and consumed_samples // shape.batch in shape.bad
         losses = get_forward_backward_func()(
-            forward_step_func=forward_step,
+            forward_step_func=functools.partial(forward_step, shape, shape.fails if is_bad else ""),
             data_iterator=data_iterator,
             model=model,
             num_microbatches=get_num_microbatches(),
