@@ -18,7 +18,7 @@ from ..controller.recovery.world import NodeState
 from ..controller.time_account import TimeAccount
 from ..policies.fault_codes import TREATMENTS, Treatment
 from ..policies.schema import Policy
-from ..processor.copy_cadence import MOST_OF_A_STEP
+from ..processor.ballot import VOTES_OF_A_STEP
 from ..protocol import types as t
 from ..protocol.incidents import Outcome
 from ..protocol.messages import FaultReported, NodeJoined, NodeLost, ProcessExited, StartProcess
@@ -172,7 +172,7 @@ class Forecast:
     def _votes_apart(self) -> int:
         """How many steps are from one vote to the next; 0: none is held."""
         every, model = self._policy.integrity.every_steps, self._model
-        return max(1, math.ceil(model.vote_s / (MOST_OF_A_STEP * model.step_s))) if every == "auto" else every
+        return max(1, math.ceil(model.vote_s / (VOTES_OF_A_STEP * model.step_s))) if every == "auto" else every
 
     @property
     def _vote_s(self) -> float:

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from .gathered import Gathered, Hash
 
+VOTES_OF_A_STEP = 0.004  # that `auto` lets a rank hash. With what others wait for it, it is less than half a percent
 MOST_RANKS = 8  # that are named for one hash of a shard
 MOST_HASHES = 8  # of one shard
 MOST_SHARDS = 100_000
@@ -92,7 +93,7 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
     steady: bool  # no rank knows that the script changes them there
     left_out: Annotated[list[str], Meta(max_length=MOST_SHARDS)]  # shards whose copies never were equal
     apart: Annotated[int, Meta(ge=1)]  # steps to the next vote, that some rank asks for
-    before: Before  # what was anywhere at an earlier vote on this state, which could not tell who is wrong
+    before: Before  # what was anywhere at an earlier vote on this state, which blamed no rank
 
 
 class VoteResult(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ class VoteResult(msgspec.Struct, frozen=True):
     shards whose copies were not equal in the first vote on them either. `single`: those that one rank alone holds.
     `first`: no rank has seen copies that are equal before.
     `agreed`: the newest state that had passed a vote before. `apart`: the most steps to the next vote that a rank has
-    asked for. `before`: all that ranks had of a shard at a vote on the same state that could not tell who is wrong.
+    asked for. `before`: all that ranks had of a shard at a vote on the same state that blamed no rank.
     """
 
     agreed: int

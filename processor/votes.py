@@ -26,8 +26,7 @@ from ..protocol.errors import Interrupted
 from ..protocol.faults import EACH_TIME
 from ..protocol.types import Activity, Assertion, FaultKind, FaultLevel, IntegrityAction
 from ..protocol.wording import ranks_text
-from .ballot import Ballot, VoteResult
-from .copy_cadence import MOST_OF_A_STEP
+from .ballot import VOTES_OF_A_STEP, Ballot, VoteResult
 from .framework import Comparable, Steady
 from .step_order import STORED
 
@@ -45,7 +44,7 @@ _log = logging.getLogger("midstep")
 
 
 class VoteCadence:
-    """Decides which steps have a vote: each Nth, or as many as cost half a percent of the time.
+    """Decides which steps have a vote: each Nth, or as many as cost less than half a percent of the time.
 
     What it holds is the same on all ranks once they have passed the barrier of a vote together.
     """
@@ -77,7 +76,7 @@ class VoteCadence:
         """
         if not self._costs_s or step_s <= 0:
             return 1
-        return max(1, math.ceil(statistics.median_high(self._costs_s) / (MOST_OF_A_STEP * step_s)))
+        return max(1, math.ceil(statistics.median_high(self._costs_s) / (VOTES_OF_A_STEP * step_s)))
 
     def voted(self, step: int, apart: int) -> None:
         """Take in that all have voted, and the most steps to the next vote that any of them wants."""
@@ -111,7 +110,7 @@ class Votes:
         self._proven: frozenset[str] = frozenset()  # shards whose copies have been equal
         self._left_out: frozenset[str] = frozenset()  # those that never were
         self._found: Mapping[str, ShardDigest] | None = None  # where the step began; None: no vote in this step
-        # What was here at a vote that could not tell who is wrong, and all that was anywhere.
+        # What was here at a vote that blamed no rank, and all that was anywhere.
         self._doubtful: dict[int, dict[str, tuple[int, tuple[int, ...]]]] = {}
         # What this rank has said in a vote of that step, until it has heard the others, and if it was stopped before.
         self._said: tuple[int, dict[str, int]] = (-1, {})
@@ -189,7 +188,7 @@ class Votes:
             received=self._received,
             left_out=self._left_out,
             apart=self._cadence.wanted(step_s),
-            before={name: hashes for name, (_, hashes) in self._doubtful.get(self._begun, {}).items()},
+            before={name: anywhere for name, (_, anywhere) in self._doubtful.get(self._begun, {}).items()},
         )
 
     def counted(self, step: int, ballot: Ballot) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ...processor.ballot import Ballot
-from ...processor.copy_cadence import MOST_OF_A_STEP
+from ...processor.ballot import VOTES_OF_A_STEP
 from ...processor.framework import ShardDigest
 from ...processor.votes import Votes
 from ...protocol.errors import Interrupted
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .world import SimulatedWorld
 
 STEP_S = 0.1
-HASHING_S = 0.25 * MOST_OF_A_STEP * STEP_S  # of the quickest process; a vote takes it twice
+HASHING_S = 0.25 * VOTES_OF_A_STEP * STEP_S  # of the quickest process; a vote takes it twice
 UNEVEN = 5
 LEAST_VOICES = 2  # that say the same: one rank alone is compared with no other
 OF_VOTES = frozenset({FaultKind.ODD_COPY, FaultKind.COPIES_DIFFER})

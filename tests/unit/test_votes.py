@@ -374,35 +374,35 @@ def voted_in(ranks: list[Rank], steps: range) -> list[int]:
 
 
 def test_with_auto_votes_are_as_far_apart_as_the_slowest_rank_wants() -> None:
-    """It hashes for 3 ms twice, which is half a percent of 12 steps of 100 ms. The first votes are sooner."""
-    ranks = world(None, [0.001, 0.003, 0.002])
+    """It hashes for 2.4 ms twice, which is 0.4 percent of 12 steps of 100 ms. The first votes are sooner."""
+    ranks = world(None, [0.00079, 0.00239, 0.00159])
     assert voted_in(ranks, range(3, 40)) == [14, 26, 38]
 
 
 def test_with_auto_a_rank_that_hashes_faster_from_now_on_brings_votes_together() -> None:
-    ranks = world(None, [0.001, 0.003, 0.001])
+    ranks = world(None, [0.00079, 0.00239, 0.00079])
     ranks[1].hash_s = 0.0
     assert voted_in(ranks, range(3, 40)) == [14, 26, 30, 34, 38]
 
 
 def test_with_auto_a_vote_in_four_that_takes_longer_counts_for_nothing_and_two_count() -> None:
     """One may have been held up. Two say what votes cost, where ranks of one machine share its memory."""
-    ranks = world(None, [0.001, 0.001, 0.001])
+    ranks = world(None, [0.00079, 0.00079, 0.00079])
     assert voted_in(ranks, range(3, 12)) == [6, 10]
-    ranks[0].hash_s = 0.0049
+    ranks[0].hash_s = 0.0039
     assert voted_in(ranks, range(12, 15)) == [14]
-    ranks[0].hash_s = 0.001
+    ranks[0].hash_s = 0.00079
     assert voted_in(ranks, range(15, 23)) == [18, 22]
-    ranks[0].hash_s = 0.0049
+    ranks[0].hash_s = 0.0039
     assert voted_in(ranks, range(23, 51)) == [26, 46]
 
 
 def test_with_auto_a_new_process_votes_when_the_others_do() -> None:
     """It has heard in its first step, in which all vote, when the next vote is."""
-    ranks = world(None, [0.001, 0.003, 0.001])
+    ranks = world(None, [0.00079, 0.00239, 0.00079])
     assert voted_in(ranks, range(3, 17)) == [14]
     ranks.pop()
-    Rank(2, ranks, None, 0.001)
+    Rank(2, ranks, None, 0.00079)
     repaired(ranks[2], received(17, 2))
     for each in ranks:
         each.votes.resumed(17)
@@ -411,7 +411,7 @@ def test_with_auto_a_new_process_votes_when_the_others_do() -> None:
 
 def test_with_auto_ranks_vote_again_soon_when_all_have_gone_back() -> None:
     """Also to the state before the first update, which has no vote."""
-    ranks = world(None, [0.001, 0.003, 0.001])
+    ranks = world(None, [0.00079, 0.00239, 0.00079])
     assert voted_in(ranks, range(3, 40)) == [14, 26, 38]
     for each in ranks:
         each.votes.resumed(0)
