@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .kinds import CHECKPOINT_EVERY_STEPS, Fault, Setting
 from .plan import HOST, OWN_STORE, Peer, Plan, Program, Start, free_port
-from .torchrun import GROUP_TIMEOUT_S, HANG
+from .torchrun import GROUP_TIMEOUT_S, HANG, MAX_RESTARTS
 
 if TYPE_CHECKING:
     from .workload import Workload
@@ -23,7 +23,8 @@ def _plan(start: Start) -> Plan:
     port, job = free_port(), f"peers-{uuid.uuid4().hex[:8]}"
     address = f"{HOST}:{port}"
     master = ["-m", "dlrover.python.master.main", "--platform", "local", "--port", str(port), "--node_num", "1"]
-    launcher = ["--nnodes", "1", "--nproc_per_node", str(start.trial.ranks), "--max_restarts", "3"]
+    size = ["--nnodes", "1", "--nproc_per_node", str(start.trial.ranks)]
+    launcher = [*size, "--max_restarts", start.restarts(MAX_RESTARTS)]
     shared = {**OWN_STORE, "DLROVER_MASTER_ADDR": address, "ELASTIC_JOB_NAME": job, "NODE_RANK": "0", "NODE_NUM": "1"}
     flags = QUICK if start.tuned else ()
     return Plan(

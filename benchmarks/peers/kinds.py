@@ -13,13 +13,14 @@ COLUMNS = 2  # ranks of a row, where the model is sharded
 
 
 class Fault(enum.Enum):
-    """The fault of one rank, between forward and backward of a step."""
+    """The fault of a rank, between forward and backward of a step."""
 
     NONE = "none"
     KILL = "kill"
     EXCEPTION = "exception"
     STOP = "stop"
     SLEEP = "sleep"
+    SCHEDULED = "scheduled"  # many of the others, one after another
 
 
 class Setting(enum.Enum):
@@ -29,13 +30,25 @@ class Setting(enum.Enum):
     TUNED = "tuned"
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """One run of the workload. `peer`: a module of this package, `hsdp.` before it where the model is sharded."""
+class Draw(msgspec.Struct, frozen=True):
+    """What a schedule of faults is drawn from, and how many steps it is for."""
+
+    seed: int
+    faults: int
+    steps: int
+
+
+class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run of the workload. `peer`: a module of this package, `hsdp.` before it where the model is sharded.
+
+    `drawn`: it trains under a schedule, or undisturbed for as many steps as one; else it has one fault at most.
+    """
 
     peer: str
     setting: Setting
     fault: Fault
     ranks: int
+    drawn: Draw | None = None
 
     @property
     def tool(self) -> str:

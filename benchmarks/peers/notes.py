@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-FAULT_FILE = "fault"
+_FAULT = "fault-"
 _PREFIX = "process-"
 
 
@@ -26,6 +26,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     at_s: float
     step: int
     world: int
+    place: int = 0  # the rank, or what a peer has instead
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -58,9 +59,9 @@ class Writer:
         self._fd = os.open(directory / f"{_PREFIX}{os.getpid()}.jsonl", flags, 0o600)
         self._write(Began(time.monotonic()))
 
-    def stepped(self, step: int, world: int) -> None:
+    def stepped(self, step: int, world: int, place: int = 0) -> None:
         """Note a step, with the number of ranks that took part."""
-        self._write(Stepped(time.monotonic(), step, world))
+        self._write(Stepped(time.monotonic(), step, world, place))
 
     def finished(self, digest: str) -> None:
         """Note the end."""
@@ -70,20 +71,19 @@ class Writer:
         os.write(self._fd, msgspec.json.encode(note) + b"\n")
 
 
-def note_fault(directory: Path) -> bool:
-    """Note that the fault happens now. Returns False if it has happened before."""
+def note_fault(directory: Path, number: int) -> bool:
+    """Note that a fault of the schedule happens now. Returns False if it has happened before."""
     try:
-        with (directory / FAULT_FILE).open("x") as file:
+        with (directory / f"{_FAULT}{number}").open("x") as file:
             file.write(str(time.monotonic()))
     except FileExistsError:
         return False
     return True
 
 
-def read_fault(directory: Path) -> float | None:
-    """Return when the fault happened, if it did."""
-    file = directory / FAULT_FILE
-    return float(file.read_text()) if file.exists() else None
+def read_faults(directory: Path) -> dict[int, float]:
+    """Return when each fault happened of those that did, by its number in the schedule."""
+    return {int(file.name.removeprefix(_FAULT)): float(file.read_text()) for file in directory.glob(f"{_FAULT}*")}
 
 
 def read_processes(directory: Path) -> list[Process]:

@@ -6,12 +6,17 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from .course import Course
 from .kinds import WARM_UP_STEPS
 from .notes import Finished, Process, Stepped
 
 
 class NoRecovery(ValueError):
-    """The lines do not show that training went on."""
+    """The lines do not show that training went on. `course`: under a schedule, as far as it came."""
+
+    def __init__(self, why: str, course: Course | None = None) -> None:
+        super().__init__(why)
+        self.course = course
 
 
 class Outcome(msgspec.Struct, frozen=True):

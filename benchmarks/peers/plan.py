@@ -5,10 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from . import schedule
 from .kinds import Fault, Setting, Trial
 
 JOB = str(Path(__file__).parent / "train" / "job.py")
 HOST = "127.0.0.1"
+RESTARTS_A_FAULT = 3  # a restart can fail
 # Without it ranks that torchrun of torch 2.13 has restarted read the addresses of the dead ones. torchft fails with it.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -46,7 +50,12 @@ class Start(NamedTuple):
 
     def script(self) -> list[str]:
         """Return the script under measurement with its arguments."""
-        return [JOB, self.trial.peer, str(self.notes), self.trial.fault.value, self.trial.setting.value]
+        planned = msgspec.json.encode(schedule.of(self.trial)).decode()
+        return [JOB, self.trial.peer, str(self.notes), planned, self.trial.setting.value]
+
+    def restarts(self, usual: int) -> str:
+        """Return how often a launcher may start its processes again: no schedule runs out of it."""
+        return str(max(usual, RESTARTS_A_FAULT * len(schedule.of(self.trial).faults)))
 
     def torchrun(self, *flags: str, ranks: int | None = None) -> list[str]:
         """Return a command of torchrun on one node, for all ranks unless told otherwise."""

@@ -6,17 +6,22 @@ from typing import Any
 
 import msgspec
 
+from .course import Course
 from .kinds import Trial
 from .outcome import Outcome
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One trial that was run; without an outcome it did not recover, and `why` says what was seen."""
+    """One trial that was run; where it did not recover `why` says what was seen.
+
+    `outcome`: of one fault or none; `course`: under a schedule, also of a run that gave up.
+    """
 
     trial: Trial
     foreign_cores: float
     outcome: Outcome | None = None
     why: str = ""
+    course: Course | None = None
 
 
 class Results(msgspec.Struct):
@@ -25,6 +30,11 @@ class Results(msgspec.Struct):
     machine: dict[str, Any]
     attempts: list[Attempt] = []
     not_installed: dict[str, str] = {}  # peer: why
+
+    def of(self, *, scheduled: bool) -> "Results":
+        """Return the same with the attempts under schedules only, or without them."""
+        attempts = [each for each in self.attempts if (each.trial.drawn is not None) is scheduled]
+        return msgspec.structs.replace(self, attempts=attempts)
 
     def done(self, trial: Trial) -> list[Attempt]:
         """Return the attempts of a trial."""

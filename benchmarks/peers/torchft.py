@@ -6,7 +6,8 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .kinds import Fault, Setting
+from . import schedule
+from .kinds import Setting
 from .plan import HOST, Peer, Plan, Program, Start, free_port
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from .workload import Workload
 
-RESTARTS = ("--max-restarts", "10")  # what its own launch component says
+MAX_RESTARTS = 10  # what its own launch component says
 REQUIREMENTS = (
     ("--no-deps", "torchft-nightly==2026.10.26"),  # it would ask for another torch
     ("opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp"),
@@ -24,7 +25,6 @@ QUICK_LIGHTHOUSE = ("--heartbeat_timeout_ms", "1000", "--join_timeout_ms", "5000
 GLOO_S, GLOO_CROWDED_S = 2.0, 5.0  # with more than two ranks a core, steps can take longer than the first
 CROWDED_RANKS = 8
 MINIMUM = "MIDSTEP_PEERS_MIN_REPLICAS"
-HANGS = (Fault.STOP, Fault.SLEEP)
 
 
 def launched(start: Start, ranks_of_a_group: int = 1, store: Mapping[str, str] = MappingProxyType({})) -> Plan:
@@ -32,11 +32,12 @@ def launched(start: Start, ranks_of_a_group: int = 1, store: Mapping[str, str] =
     trial, port = start.trial, free_port()
     groups = trial.ranks // ranks_of_a_group
     # A rank that hangs is never ended by torchft: there the others have to be allowed to train without it.
-    minimum = groups - 1 if trial.fault in HANGS else groups
+    minimum = max(1, groups - schedule.of(trial).places_that_hang)
     quick = QUICK_LIGHTHOUSE if start.tuned else ()
     bind = ["--bind", f"{HOST}:{port}", "--min_replicas", str(minimum)]
     lighthouse = [start.program("torchft_lighthouse"), *bind, *quick]
-    flags = RESTARTS + (("--monitor-interval", "0.05") if start.tuned else ())
+    quick_launcher = ("--monitor-interval", "0.05") if start.tuned else ()
+    flags = ("--max-restarts", start.restarts(MAX_RESTARTS), *quick_launcher)
     shared = {**store, "TORCHFT_LIGHTHOUSE": f"http://{HOST}:{port}", "NUM_REPLICA_GROUPS": str(groups)}
     return Plan(
         [

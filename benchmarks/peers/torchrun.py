@@ -9,14 +9,15 @@ from .plan import OWN_STORE, Peer, Plan, Program, Start
 if TYPE_CHECKING:
     from .workload import Workload
 
-RESTARTS = ("--max-restarts", "3")
+MAX_RESTARTS = 3
 QUICK = ("--monitor-interval", "0.05", "--shutdown-timeout", "1")
 GROUP_TIMEOUT_S = 5.0
 HANG = "gloo waits 30 minutes before it gives up"
 
 
 def _plan(start: Start) -> Plan:
-    return Plan([Program(start.torchrun(*RESTARTS, *(QUICK if start.tuned else ())), OWN_STORE)])
+    flags = ["--max-restarts", start.restarts(MAX_RESTARTS), *(QUICK if start.tuned else ())]
+    return Plan([Program(start.torchrun(*flags), OWN_STORE)])
 
 
 PEER = Peer(

@@ -1,6 +1,7 @@
 """Runs one trial: starts what the peer's plan says, waits for its notes, and leaves no process behind."""
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -8,18 +9,21 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import psutil
 
-from . import notes, outcome
+from . import course, notes, outcome
+from .course import Course
 from .kinds import FAULT_STEP, Fault, Trial
+from .notes import Process
 from .outcome import NoRecovery, Outcome
 from .plan import HOST, Plan, Program, Start
 
 LIMIT_S = 150.0
+SCHEDULE_LIMIT_S = 1800.0  # however slowly steps come
 SERVER_S = 30.0
 LINGER_S = 8.0  # for launchers to end, once the ranks that are left have finished
 GONE_S = 10.0
@@ -29,7 +33,16 @@ TAIL_LINES = 12
 EACH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def run(trial: Trial, plan: Callable[[Start], Plan], programs: Path, limit_s: float = LIMIT_S) -> Outcome:
+class Played(NamedTuple):
+    """A trial that is over: the lines of its processes, when its programs were started, and when its faults were."""
+
+    processes: list[Process]
+    began_s: float
+    faults: dict[int, float]
+    ended: str  # why it is over
+
+
+def run(trial: Trial, plan: Callable[[Start], Plan], programs: Path, limit_s: float = LIMIT_S) -> Outcome | Course:
     """Run a trial. Raises NoRecovery, with the last lines that its programs printed."""
     with tempfile.TemporaryDirectory(prefix="midstep-peers-", ignore_cleanup_errors=True) as folder:
         directory, log, mark = Path(folder) / "notes", Path(folder) / "log", uuid.uuid4().hex
@@ -37,11 +50,11 @@ def run(trial: Trial, plan: Callable[[Start], Plan], programs: Path, limit_s: fl
         try:
             with log.open("wb") as output:
                 started = Started(mark, output)
-                _play(plan(Start(trial, directory, programs)), trial, directory, started, limit_s)
-            return _read(trial, directory)
+                played = _play(plan(Start(trial, directory, programs)), trial, directory, started, limit_s)
+            return _read(trial, played)
         except NoRecovery as error:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-            raise NoRecovery(f"{error}\n{last}") from error
+            raise NoRecovery(f"{error}\n{last}", error.course) from error
         finally:
             _end_all(mark)
 
@@ -64,27 +77,55 @@ class Started(NamedTuple):
         )
 
 
-def _play(plan: Plan, trial: Trial, directory: Path, started: Started, limit_s: float) -> None:
+def _play(plan: Plan, trial: Trial, directory: Path, started: Started, limit_s: float) -> Played:
     """Start everything, and return when all launchers have ended, or the ranks that are left have finished."""
     for server in plan.servers:
         started.start(server)
         _wait_for_port(server.port)
+    began_s = time.monotonic()
     launchers = [started.start(launcher) for launcher in plan.launchers]
-    give_up_s = time.monotonic() + limit_s
-    while any(launcher.poll() is None for launcher in launchers) and time.monotonic() < give_up_s:
-        done = outcome.finished(notes.read_processes(directory))
-        if done >= (trial.ranks if trial.fault is Fault.NONE else trial.fewest):
-            give_up_s = min(give_up_s, time.monotonic() + LINGER_S)
-        time.sleep(LOOK_S)
+    lingers_s = math.inf
+    while True:
+        processes, now_s = notes.read_processes(directory), time.monotonic()
+        if outcome.finished(processes) >= _enough(trial, processes):
+            lingers_s = min(lingers_s, now_s + LINGER_S)
+        if all(launcher.poll() is not None for launcher in launchers):
+            ended = "its programs ended"
+        elif now_s > lingers_s or now_s > _gives_up_s(trial, processes, began_s, limit_s):
+            ended = f"no new step in {limit_s:g} s"
+        else:
+            time.sleep(LOOK_S)
+            continue
+        return Played(notes.read_processes(directory), began_s, notes.read_faults(directory), ended)
 
 
-def _read(trial: Trial, directory: Path) -> Outcome:
-    processes, fault_s = notes.read_processes(directory), notes.read_fault(directory)
+def _enough(trial: Trial, processes: Sequence[Process]) -> int:
+    """Return how many processes have to finish."""
+    if trial.drawn is not None:
+        return course.enough(processes, trial.drawn.steps, trial.ranks)
+    return trial.ranks if trial.fault is Fault.NONE else trial.fewest
+
+
+def _gives_up_s(trial: Trial, processes: Sequence[Process], began_s: float, limit_s: float) -> float:
+    """Return when a trial has failed: under a schedule it may take long, as long as new steps come."""
+    if trial.drawn is None:
+        return began_s + limit_s
+    newest_s = course.newest_s(processes)
+    return min((began_s if newest_s is None else newest_s) + limit_s, began_s + SCHEDULE_LIMIT_S)
+
+
+def _read(trial: Trial, played: Played) -> Outcome | Course:
+    if trial.drawn is not None:
+        steps = trial.drawn.steps
+        found = course.of(played.processes, steps, played.began_s, played.faults)
+        if len(found.done_s) < steps:
+            raise NoRecovery(played.ended, found)
+        return found
     if trial.fault is Fault.NONE:
-        return outcome.undisturbed(processes, trial.ranks)
-    if fault_s is None:
+        return outcome.undisturbed(played.processes, trial.ranks)
+    if not played.faults:
         raise NoRecovery("it did not come as far as the fault")
-    return outcome.recovered(processes, trial.ranks, fault_s, FAULT_STEP, trial.fewest)
+    return outcome.recovered(played.processes, trial.ranks, played.faults[0], FAULT_STEP, trial.fewest)
 
 
 def _wait_for_port(port: int) -> None:

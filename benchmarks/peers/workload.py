@@ -1,4 +1,4 @@
-"""The training of every peer: GPT, batches, optimizer of `recovery_job.py`, and the fault that one rank has once.
+"""The training of every peer: GPT, batches, optimizer of `recovery_job.py`, and the faults that ranks have once each.
 
 Nothing here knows any peer, and no peer gets another model, batch or fault.
 """
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 
-from .kinds import CHECKPOINT_EVERY_STEPS, FAULT_STEP, TOTAL_STEPS, VICTIM, Fault, Setting
+from .kinds import CHECKPOINT_EVERY_STEPS, Fault, Setting
 from .notes import Writer, note_fault
+from .schedule import Schedule
 
 
 class Injected(RuntimeError):
@@ -24,13 +25,14 @@ class Injected(RuntimeError):
 
 
 class Workload:
-    """The workload in one process. Batches and the fault go by `place`: the rank, or what a peer has instead."""
+    """The workload in one process. Batches and faults go by `place`: the rank, or what a peer has instead."""
 
-    def __init__(self, directory: Path, fault: Fault, setting: Setting) -> None:
+    def __init__(self, directory: Path, schedule: Schedule, setting: Setting) -> None:
         self.directory, self.setting = directory, setting
-        self._fault = fault
+        self._faults = schedule.faults
+        self._place = 0
         self._writer = Writer(directory)
-        self.total_steps = TOTAL_STEPS
+        self.total_steps = schedule.steps
 
     def network(self) -> nn.Module:
         """Make the model: 10.5 million parameters, the same in all processes."""
@@ -43,24 +45,20 @@ class Workload:
 
     def batch(self, step: int, place: int) -> tuple[Tensor, Tensor]:
         """Return a rank's one sequence of a step."""
+        self._place = place
         generator = torch.Generator().manual_seed(1000 * step + place)
         window = torch.randint(VOCABULARY, (1, TEN_MILLION.context + 1), generator=generator)
         return window[:, :-1], window[:, 1:]
 
     def fault_point(self, step: int, place: int) -> None:
-        """Call between forward and backward: here the fault happens, to one rank, in one step, once."""
-        if self._fault is Fault.NONE or (step, place) != (FAULT_STEP, VICTIM) or not note_fault(self.directory):
-            return
-        if self._fault is Fault.EXCEPTION:
-            raise Injected("injected by the benchmark")
-        if self._fault is Fault.SLEEP:
-            while True:
-                time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGKILL if self._fault is Fault.KILL else signal.SIGSTOP)
+        """Call between forward and backward: here a fault happens, to one rank, in one step, once."""
+        for number, planned in enumerate(self._faults):
+            if (planned.step, planned.place) == (step, place) and note_fault(self.directory, number):
+                _happen(planned.fault)
 
     def stepped(self, step: int, world: int) -> None:
         """Note that a step is complete."""
-        self._writer.stepped(step, world)
+        self._writer.stepped(step, world, self._place)
 
     def finished(self, parameters: Iterable[Tensor]) -> None:
         """Note the end and the parameters that it came to."""
@@ -68,6 +66,16 @@ class Workload:
         for parameter in parameters:
             digest.update(parameter.detach().numpy().tobytes())
         self._writer.finished(digest.hexdigest())
+
+
+def _happen(fault: Fault) -> None:
+    """Do to this process what the fault is."""
+    if fault is Fault.EXCEPTION:
+        raise Injected("injected by the benchmark")
+    if fault is Fault.SLEEP:
+        while True:
+            time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP)
 
 
 class CheckpointFile:

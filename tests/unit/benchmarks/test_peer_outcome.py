@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from midstep.benchmarks.peers.notes import Began, Finished, Note, Process, Stepped, Writer, note_fault, read_fault
+from midstep.benchmarks.peers.notes import Began, Finished, Note, Process, Stepped, Writer, note_fault, read_faults
 from midstep.benchmarks.peers.notes import read_processes as read
 from midstep.benchmarks.peers.outcome import NoRecovery, finished, recovered, undisturbed
 
@@ -152,8 +152,10 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory) -> N
 
 def test_a_fault_happens_once(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("notes")
-    assert read_fault(folder) is None
-    assert note_fault(folder)
-    first = read_fault(folder)
-    assert not note_fault(folder)
-    assert read_fault(folder) == first
+    assert read_faults(folder) == {}
+    assert note_fault(folder, 0)
+    first = read_faults(folder)
+    assert not note_fault(folder, 0)
+    assert read_faults(folder) == first
+    assert note_fault(folder, 1)
+    assert read_faults(folder).keys() == {0, 1}
