@@ -191,7 +191,7 @@ def _product(
 def _scheduled(
     peers: tuple[str, ...], settings: tuple[Setting, ...], sizes: tuple[int, ...], drawn: Draw
 ) -> list[Trial]:
-    """Return, for each size, all tools without a fault, in one setting, and then all under the schedule."""
+    """Return, for each size, all tools without a fault, as they come, and then all under the schedule."""
     calm = schedule_table.undisturbed(drawn)
     try:
         schedule.draw(drawn, sizes[0])
@@ -201,7 +201,7 @@ def _scheduled(
         trial
         for ranks in sizes
         for trial in (
-            *(Trial(peer, settings[0], Fault.NONE, ranks, calm) for peer in peers),
+            *(Trial(peer, Setting.DEFAULT, Fault.NONE, ranks, calm) for peer in peers),
             *(Trial(peer, setting, Fault.SCHEDULED, ranks, drawn) for setting in settings for peer in peers),
         )
     ]

@@ -39,7 +39,7 @@ def undisturbed(drawn: Draw) -> Draw:
 
 
 def rows(found: Results, peers: Mapping[str, Peer], drawn: Draw, ranks: int) -> list[Row]:
-    """Return a row for each tool and setting that was tried, or cannot be: the quickest first, those that gave up last."""
+    """Return a row for each tool and setting, if it was tried or cannot be; the quickest first, given up last."""
     made = [
         _row(found, Trial(name, setting, Fault.SCHEDULED, ranks, drawn), peer)
         for name, peer in peers.items()

@@ -91,9 +91,9 @@ def _play(plan: Plan, trial: Trial, directory: Path, started: Started, limit_s: 
             lingers_s = min(lingers_s, now_s + LINGER_S)
         if all(launcher.poll() is not None for launcher in launchers):
             ended = "its programs ended"
-        elif now_s > lingers_s or now_s > _gives_up_s(trial, processes, began_s, limit_s):
-            ended = f"no new step in {limit_s:g} s"
-        else:
+        elif now_s > lingers_s:
+            ended = "it finished"
+        elif not (ended := _overdue(trial, processes, began_s, limit_s)):
             time.sleep(LOOK_S)
             continue
         return Played(notes.read_processes(directory), began_s, notes.read_faults(directory), ended)
@@ -106,12 +106,15 @@ def _enough(trial: Trial, processes: Sequence[Process]) -> int:
     return trial.ranks if trial.fault is Fault.NONE else trial.fewest
 
 
-def _gives_up_s(trial: Trial, processes: Sequence[Process], began_s: float, limit_s: float) -> float:
-    """Return when a trial has failed: under a schedule it may take long, as long as new steps come."""
+def _overdue(trial: Trial, processes: Sequence[Process], began_s: float, limit_s: float) -> str:
+    """Return why a trial has failed by now, or nothing: under a schedule it may take long, if new steps come."""
+    now_s = time.monotonic()
     if trial.drawn is None:
-        return began_s + limit_s
+        return f"not done in {limit_s:g} s" if now_s > began_s + limit_s else ""
     newest_s = course.newest_s(processes)
-    return min((began_s if newest_s is None else newest_s) + limit_s, began_s + SCHEDULE_LIMIT_S)
+    if now_s > (began_s if newest_s is None else newest_s) + limit_s:
+        return f"no new step in {limit_s:g} s"
+    return f"not done in {SCHEDULE_LIMIT_S:g} s" if now_s > began_s + SCHEDULE_LIMIT_S else ""
 
 
 def _read(trial: Trial, played: Played) -> Outcome | Course:
