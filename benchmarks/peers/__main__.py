@@ -122,7 +122,8 @@ def machine() -> dict[str, Any]:
               help="Tools, with commas; `hsdp`: those that shard the model over two rows of ranks.")  # fmt: skip
 @click.option("--settings", default="default,tuned", callback=partial(listed, Setting), help="As they come, tuned.")
 @click.option("--faults", default="none,kill,exception,stop,sleep", callback=partial(listed, one_fault),
-              help="What happens to rank 1; `none` measures steps, and the bits to compare with.")  # fmt: skip
+              help="What happens to rank 1, `none`: to measure steps, and for the bits; or what is in a schedule, "
+              "also `node`.")  # fmt: skip
 @click.option("--schedule", "seed", type=int, metavar="SEED",
               help="Many faults a run, drawn from SEED, the same for all; and a run without.")  # fmt: skip
 @click.option("--faults-per-run", type=click.IntRange(min=1), default=8, help="Faults of a schedule.")
@@ -153,7 +154,10 @@ def main(
         raise click.UsageError("tools that shard the model have no runs under a schedule")
     if sharded and any(size < 2 * COLUMNS or size % COLUMNS for size in sizes):
         raise click.UsageError(f"a sharded model has rows of {COLUMNS} ranks, and at least two: give --ranks 4")
-    drawn = Draw(seed, faults_per_run, steps) if seed is not None else None
+    if not scheduled and Fault.NODE in faults:
+        raise click.UsageError("nodes are lost under a schedule: give --schedule")
+    sorts = tuple(fault for fault in faults if fault is not Fault.NONE)
+    drawn = Draw(seed, faults_per_run, steps, sorts) if seed is not None else None
     wanted = _scheduled(peers, settings, sizes, drawn) if drawn else _product(peers, settings, faults, sizes)
     launching.end_jobs_on_sigterm()
     found = results.load(file, machine())

@@ -20,16 +20,18 @@ QUICK = ("--monitor-interval", "0.05")
 
 
 def _plan(start: Start) -> Plan:
-    port, job = free_port(), f"peers-{uuid.uuid4().hex[:8]}"
+    port, job, nodes = free_port(), f"peers-{uuid.uuid4().hex[:8]}", start.trial.nodes
     address = f"{HOST}:{port}"
-    master = ["-m", "dlrover.python.master.main", "--platform", "local", "--port", str(port), "--node_num", "1"]
-    size = ["--nnodes", "1", "--nproc_per_node", str(start.trial.ranks)]
-    launcher = [*size, "--max_restarts", start.restarts(MAX_RESTARTS)]
-    shared = {**OWN_STORE, "DLROVER_MASTER_ADDR": address, "ELASTIC_JOB_NAME": job, "NODE_RANK": "0", "NODE_NUM": "1"}
-    flags = QUICK if start.tuned else ()
+    master = ["-m", "dlrover.python.master.main", "--platform", "local", "--port", str(port), "--node_num", str(nodes)]
+    size = ["--nnodes", str(nodes), "--nproc_per_node", str(start.trial.ranks // nodes)]
+    launcher = [start.program("dlrover-run"), *size, "--max_restarts", start.restarts(MAX_RESTARTS)]
+    command = [*launcher, *(QUICK if start.tuned else ()), *start.script()]
+    shared = {**OWN_STORE, "DLROVER_MASTER_ADDR": address, "NODE_NUM": str(nodes)}
+    # Its sockets and memory go by job and place on the node: nodes that share a machine have a name each.
+    names = [{"ELASTIC_JOB_NAME": f"{job}-{node}", "NODE_RANK": str(node)} for node in range(nodes)]
     return Plan(
-        [Program([start.program("dlrover-run"), *launcher, *flags, *start.script()], shared)],
-        servers=[Program([start.program("python"), *master, "--job_name", job], shared, port)],
+        [start.on_node(node, command, {**shared, **name}) for node, name in enumerate(names)],
+        servers=[Program([start.program("python"), *master, "--job_name", job], {**shared, **names[0]}, port)],
     )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from .inprocess import REQUIREMENTS
 from .kinds import Fault, Setting
-from .plan import OWN_STORE, Peer, Plan, Program, Start
+from .plan import OWN_STORE, Peer, Plan, Start
 from .torchrun import GROUP_TIMEOUT_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -19,10 +19,9 @@ HANG = "a heartbeat may stay away for 45 minutes"
 
 
 def _plan(start: Start) -> Plan:
-    launcher = [start.program("ft_launcher"), "--standalone", "--nproc-per-node", str(start.trial.ranks)]
     restarts = ["--max-restarts", start.restarts(MAX_RESTARTS)]
-    flags = TUNED if start.tuned else ("--ignore-missing-fault-tol-cfg",)
-    return Plan([Program([*launcher, *restarts, *flags, *start.script()], OWN_STORE)])
+    flags = [*restarts, *(TUNED if start.tuned else ("--ignore-missing-fault-tol-cfg",))]
+    return start.elastic([start.program("ft_launcher")], flags, OWN_STORE, quick=start.tuned)
 
 
 PEER = Peer(

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from .kinds import Fault, Setting
-from .plan import HOST, Peer, Plan, Program, Start, free_port
+from .plan import HOST, Peer, Plan, Start, free_port
 
 if TYPE_CHECKING:
     from .workload import Workload
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 REQUIREMENTS = (("nvidia-resiliency-ext==0.4.1",),)
 STORE_S, GROUP_S = 60.0, 30.0
 HANG = "its own abort does nothing over gloo, and 90 s after the fault it ends healthy ranks, too"
+OUTSIDE = "MIDSTEP_PEERS_STORES"  # set: they are there; that of the wrapper does without its host then
 INTERVALS = ("monitor_thread_interval", "monitor_process_interval", "heartbeat_interval", "progress_watchdog_interval")
 
 
 def _plan(start: Start) -> Plan:
-    """No launcher: those that there are end all ranks when one is lost."""
-    ports = {"MASTER_ADDR": HOST, "MASTER_PORT": str(free_port()), "WRAPPER_PORT": str(free_port())}
-    return Plan(
-        [
-            Program(
-                [start.program("python"), *start.script()],
-                {**ports, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(start.trial.ranks)},
-            )
-            for rank in range(start.trial.ranks)
-        ]
-    )
+    """No launcher: those that there are end all ranks when one is lost. Nothing starts a lost rank again."""
+    trial, numbers = start.trial, (free_port(), free_port())
+    outside = start.tuned and trial.drawn is not None  # else the loss of rank 0, which has the stores, is the end
+    shared = {"MASTER_ADDR": HOST, "MASTER_PORT": str(numbers[0]), "WRAPPER_PORT": str(numbers[1])}
+    shared |= {OUTSIDE: "1"} if outside else {}
+    launchers = [
+        start.on_node(
+            rank * trial.nodes // trial.ranks,
+            [start.program("python"), *start.script()],
+            {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(trial.ranks)},
+        )._replace(of_node=False)
+        for rank in range(trial.ranks)
+    ]
+    return Plan(launchers, [start.store(port) for port in numbers] if outside else ())
 
 
 PEER = Peer(
@@ -108,7 +112,7 @@ def train(workload: "Workload") -> None:
         HOST,
         int(os.environ["MASTER_PORT"]),
         first_world,
-        first_rank == 0,
+        first_rank == 0 and OUTSIDE not in os.environ,
         timedelta(seconds=STORE_S),
         multi_tenant=True,
     )

@@ -9,6 +9,7 @@ FAULT_STEP = 15
 CHECKPOINT_EVERY_STEPS = 10
 VICTIM = 1
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
+NODES = 2  # under a schedule in which one is lost
 COLUMNS = 2  # ranks of a row, where the model is sharded
 
 
@@ -20,6 +21,7 @@ class Fault(enum.Enum):
     EXCEPTION = "exception"
     STOP = "stop"
     SLEEP = "sleep"
+    NODE = "node"
     SCHEDULED = "scheduled"  # many of the others, one after another
 
 
@@ -30,12 +32,13 @@ class Setting(enum.Enum):
     TUNED = "tuned"
 
 
-class Draw(msgspec.Struct, frozen=True):
+class Draw(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a schedule of faults is drawn from, and how many steps it is for."""
 
     seed: int
     faults: int
     steps: int
+    sorts: tuple[Fault, ...] = (Fault.KILL, Fault.EXCEPTION, Fault.STOP, Fault.SLEEP)
 
 
 class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,6 +62,11 @@ class Trial(msgspec.Struct, frozen=True, omit_defaults=True):
     def fewest(self) -> int:
         """Return how many ranks are left where a tool trains on without the failed one: its row is left out with it."""
         return self.ranks - (COLUMNS if "." in self.peer else 1)
+
+    @property
+    def nodes(self) -> int:
+        """Return how many nodes the peers play; midstep always plays some."""
+        return NODES if self.drawn is not None and Fault.NODE in self.drawn.sorts else 1
 
     def __str__(self) -> str:
         return f"{self.peer}, {self.setting.value}, {self.fault.value}, {self.ranks} ranks"

@@ -9,9 +9,15 @@ import msgspec
 
 from . import schedule
 from .kinds import Fault, Setting, Trial
+from .marks import NODE
 
 JOB = str(Path(__file__).parent / "train" / "job.py")
 HOST = "127.0.0.1"
+STORE = (
+    "import sys, time, torch.distributed as dist; "
+    "store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=True, wait_for_workers=False); "
+    "time.sleep(1e6)"
+)
 RESTARTS_A_FAULT = 3  # a restart can fail
 # Without it ranks that torchrun of torch 2.13 has restarted read the addresses of the dead ones. torchft fails with it.
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -23,6 +29,7 @@ class Program(NamedTuple):
     command: list[str]
     environment: Mapping[str, str] = {}
     port: int = 0  # on which it listens once it can be used, if it is a server
+    of_node: bool = False  # it is started again when its node is lost
 
 
 class Plan(NamedTuple):
@@ -56,6 +63,29 @@ class Start(NamedTuple):
     def restarts(self, usual: int) -> str:
         """Return how often a launcher may start its processes again: no schedule runs out of it."""
         return str(max(usual, RESTARTS_A_FAULT * len(schedule.of(self.trial).faults)))
+
+    def on_node(self, node: int, command: list[str], environment: Mapping[str, str]) -> Program:
+        """Return the launcher of a node; with several nodes one can be lost, and is started again."""
+        if self.trial.nodes == 1:
+            return Program(command, environment)
+        return Program(command, {**environment, NODE: f"{self.notes}/{node}"}, of_node=True)
+
+    def elastic(self, launcher: list[str], flags: list[str], environment: Mapping[str, str], *, quick: bool) -> Plan:
+        """Return a launcher of torchrun's kind on each node. `quick`: they notice early that one is gone."""
+        nodes = self.trial.nodes
+        if nodes == 1:
+            size = ["--standalone", "--nproc-per-node", str(self.trial.ranks)]
+            return Plan([Program([*launcher, *size, *flags, *self.script()], environment)])
+        port = free_port()
+        size = ["--nnodes", str(nodes), "--nproc-per-node", str(self.trial.ranks // nodes), "--local-addr", HOST]
+        conf = "is_host=0" + (",keep_alive_interval=1" if quick else "")
+        meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{HOST}:{port}", "--rdzv-id", "peers"]
+        command = [*launcher, *size, *meet, "--rdzv-conf", conf, *flags, *self.script()]
+        return Plan([self.on_node(node, command, environment) for node in range(nodes)], [self.store(port)])
+
+    def store(self, port: int) -> Program:
+        """Return a store of torch's that outlives every rank and node."""
+        return Program([self.program("python"), "-c", STORE, HOST, str(port)], port=port)
 
     def torchrun(self, *flags: str, ranks: int | None = None) -> list[str]:
         """Return a command of torchrun on one node, for all ranks unless told otherwise."""

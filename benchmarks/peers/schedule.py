@@ -6,7 +6,6 @@ import msgspec
 
 from .kinds import FAULT_STEP, TOTAL_STEPS, VICTIM, WARM_UP_STEPS, Draw, Fault, Trial
 
-SORTS = (Fault.KILL, Fault.EXCEPTION, Fault.STOP, Fault.SLEEP)
 HANGS = (Fault.STOP, Fault.SLEEP)
 EDGE_STEPS = WARM_UP_STEPS  # without a fault, at both ends
 APART_STEPS = 3  # at least, from one fault to the next one
@@ -50,7 +49,7 @@ def draw(drawn: Draw, ranks: int) -> Schedule:
     if room < drawn.faults:
         raise ValueError(f"{drawn.steps} steps have no room for {drawn.faults} faults: give more --steps")
     gaps = sorted(chance.sample(range(room), drawn.faults))
-    sorts = [SORTS[number % len(SORTS)] for number in range(drawn.faults)]
+    sorts = [drawn.sorts[number % len(drawn.sorts)] for number in range(drawn.faults)]
     chance.shuffle(sorts)
     return Schedule(
         drawn.steps,

@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True):
 
 def undisturbed(drawn: Draw) -> Draw:
     """Return the draw of a run of as many steps without a fault."""
-    return Draw(0, 0, drawn.steps)
+    return Draw(0, 0, drawn.steps, drawn.sorts)
 
 
 def rows(found: Results, peers: Mapping[str, Peer], drawn: Draw, ranks: int) -> list[Row]:

@@ -41,7 +41,8 @@ def launched(start: Start, ranks_of_a_group: int = 1, store: Mapping[str, str] =
     shared = {**store, "TORCHFT_LIGHTHOUSE": f"http://{HOST}:{port}", "NUM_REPLICA_GROUPS": str(groups)}
     return Plan(
         [
-            Program(
+            start.on_node(
+                replica * trial.nodes // groups,
                 start.torchrun(*flags, ranks=ranks_of_a_group),
                 {**shared, "REPLICA_GROUP_ID": str(replica), MINIMUM: str(minimum)},
             )

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .kinds import Fault, Setting
-from .plan import OWN_STORE, Peer, Plan, Program, Start
+from .plan import OWN_STORE, Peer, Plan, Start
 
 if TYPE_CHECKING:
     from .workload import Workload
@@ -17,7 +17,8 @@ HANG = "gloo waits 30 minutes before it gives up"
 
 def _plan(start: Start) -> Plan:
     flags = ["--max-restarts", start.restarts(MAX_RESTARTS), *(QUICK if start.tuned else ())]
-    return Plan([Program(start.torchrun(*flags), OWN_STORE)])
+    launcher = [start.program("python"), "-m", "torch.distributed.run"]
+    return start.elastic(launcher, flags, OWN_STORE, quick=start.tuned)
 
 
 PEER = Peer(

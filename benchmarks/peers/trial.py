@@ -1,6 +1,7 @@
 """Runs one trial: starts what the peer's plan says, waits for its notes, and leaves no process behind."""
 
 import contextlib
+import itertools
 import math
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import IO, NamedTuple
 
 import psutil
 
-from . import course, notes, outcome
+from . import course, marks, notes, outcome
 from .course import Course
 from .kinds import FAULT_STEP, Fault, Trial
 from .notes import Process
@@ -28,7 +29,6 @@ SERVER_S = 30.0
 LINGER_S = 8.0  # for launchers to end, once the ranks that are left have finished
 GONE_S = 10.0
 LOOK_S = 0.2
-MARK = "MIDSTEP_PEERS_TRIAL"  # in the environment of every process of a trial
 TAIL_LINES = 12
 EACH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
@@ -72,7 +72,7 @@ class Started(NamedTuple):
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **EACH, **program.environment, MARK: self.mark},
+            env={**os.environ, **EACH, **program.environment, marks.TRIAL: self.mark},
             start_new_session=True,
         )
 
@@ -95,8 +95,14 @@ def _play(plan: Plan, trial: Trial, directory: Path, started: Started, limit_s: 
             ended = "it finished"
         elif not (ended := _overdue(trial, processes, began_s, limit_s)):
             time.sleep(LOOK_S)
+            launchers = list(map(_again, launchers, plan.launchers, itertools.repeat(started)))
             continue
         return Played(notes.read_processes(directory), began_s, notes.read_faults(directory), ended)
+
+
+def _again(launcher: "subprocess.Popen[bytes]", program: Program, started: Started) -> "subprocess.Popen[bytes]":
+    """Do what a platform does when a node is lost: start its launcher on another one, at once."""
+    return started.start(program) if program.of_node and launcher.poll() == -signal.SIGKILL else launcher
 
 
 def _enough(trial: Trial, processes: Sequence[Process]) -> int:
@@ -145,15 +151,8 @@ def _wait_for_port(port: int) -> None:
 def _end_all(mark: str) -> None:
     """End every process that has the trial's mark, whatever has become of its parents."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        marked = [process for process in psutil.process_iter() if _has(process, mark)]
+        marked = marks.marked(marks.TRIAL, mark)
         for process in marked:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
         psutil.wait_procs(marked, GONE_S if number == signal.SIGKILL else 1.0)
-
-
-def _has(process: psutil.Process, mark: str) -> bool:
-    try:
-        return bool(process.environ().get(MARK) == mark)
-    except (psutil.Error, OSError):
-        return False

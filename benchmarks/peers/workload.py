@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from midstep.examples.gpt import GPT, TEN_MILLION, VOCABULARY
 
 from .kinds import CHECKPOINT_EVERY_STEPS, Fault, Setting
+from .marks import lose_own_node
 from .notes import Writer, note_fault
 from .schedule import Schedule
+
+NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by then
 
 
 class Injected(RuntimeError):
@@ -75,6 +78,9 @@ def _happen(fault: Fault) -> None:
     if fault is Fault.SLEEP:
         while True:
             time.sleep(0.1)
+    if fault is Fault.NODE:
+        time.sleep(NEIGHBOUR_S)
+        lose_own_node()
     os.kill(os.getpid(), signal.SIGKILL if fault is Fault.KILL else signal.SIGSTOP)
 
 

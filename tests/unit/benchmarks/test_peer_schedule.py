@@ -1,6 +1,10 @@
 """A schedule of faults is drawn from a seed, and the lines of a run under it become figures and rows."""
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pytest
@@ -10,11 +14,12 @@ from midstep.benchmarks.peers import __main__ as command
 from midstep.benchmarks.peers import course, report, schedule, schedule_table
 from midstep.benchmarks.peers.course import Course
 from midstep.benchmarks.peers.kinds import FAULT_STEP, TOTAL_STEPS, VICTIM, Draw, Fault, Setting, Trial
+from midstep.benchmarks.peers.marks import NODE
 from midstep.benchmarks.peers.notes import Began, Finished, Note, Process, Stepped
 from midstep.benchmarks.peers.plan import Start
 from midstep.benchmarks.peers.registry import PEERS
 from midstep.benchmarks.peers.results import Attempt, Results
-from midstep.benchmarks.peers.schedule import APART_STEPS, EDGE_STEPS, SORTS, Planned, Schedule
+from midstep.benchmarks.peers.schedule import APART_STEPS, EDGE_STEPS, Planned, Schedule
 from midstep.benchmarks.peers.summary import Bits
 
 DRAWN = Draw(seed=1, faults=8, steps=120)
@@ -40,7 +45,7 @@ def test_faults_are_apart_and_of_all_sorts_alike(seed: int) -> None:
     assert steps[0] >= EDGE_STEPS
     assert steps[-1] < 120 - EDGE_STEPS
     assert {planned.place for planned in faults} <= {0, 1, 2, 3}
-    assert all(sum(planned.fault is sort for planned in faults) == 2 for sort in SORTS)
+    assert all(sum(planned.fault is sort for planned in faults) == 2 for sort in DRAWN.sorts)
 
 
 def test_as_many_faults_as_there_is_room_for() -> None:
@@ -69,6 +74,49 @@ def test_no_launcher_runs_out_of_restarts_under_a_schedule(peer: str, tmp_path_f
     start = Start(trial, tmp_path_factory.mktemp("notes"), tmp_path_factory.mktemp("programs"))
     launcher = PEERS[peer].plan(start).launchers[0].command
     assert launcher[[word.replace("_", "-") for word in launcher].index("--max-restarts") + 1] == "24"
+
+
+@pytest.mark.parametrize("peer", ["torchrun", "ft_launcher", "dlrover", "torchft", "inprocess"])
+def test_where_nodes_are_lost_each_has_launchers_of_its_own(
+    peer: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """They have its mark, and are started again, but for ranks without a launcher."""
+    drawn = Draw(1, 5, 120, (*DRAWN.sorts, Fault.NODE))
+    trial = Trial(peer, Setting.TUNED, Fault.SCHEDULED, 4, drawn)
+    assert trial.nodes == 2
+    plan = PEERS[peer].plan(Start(trial, tmp_path_factory.mktemp("notes"), tmp_path_factory.mktemp("programs")))
+    on_nodes = [launcher.environment[NODE] for launcher in plan.launchers]
+    assert on_nodes == sorted(on_nodes)
+    assert [on_nodes.count(node) for node in sorted(set(on_nodes))] == [len(on_nodes) // 2] * 2
+    assert {launcher.of_node for launcher in plan.launchers} == {peer != "inprocess"}
+    whole = PEERS[peer].plan(
+        Start(
+            Trial(peer, Setting.TUNED, Fault.SCHEDULED, 4, DRAWN),
+            tmp_path_factory.mktemp("notes"),
+            tmp_path_factory.mktemp("programs"),
+        )
+    )
+    assert not any(NODE in launcher.environment or launcher.of_node for launcher in whole.launchers)
+
+
+def test_all_on_a_node_are_lost_together(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those of other nodes stay."""
+    folder = tmp_path_factory.mktemp("nodes")
+    lost = [{NODE: f"{folder}/0"}] * 2
+    code = "from midstep.benchmarks.peers.marks import lose_own_node; lose_own_node()"
+    waiting = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, **each})
+        for each in (*lost, {NODE: f"{folder}/1"})
+    ]
+    try:
+        loser = subprocess.run([sys.executable, "-c", code], env={**os.environ, **lost[0]}, check=False, timeout=30)
+        assert loser.returncode == -signal.SIGKILL
+        assert [process.wait(10) for process in waiting[:2]] == [-signal.SIGKILL] * 2
+        assert waiting[2].poll() is None
+    finally:
+        for process in waiting:
+            process.kill()
+            process.wait(10)
 
 
 # --- a run under it ---------------------------------------------------------------------------------------------------
@@ -234,6 +282,7 @@ def test_an_undisturbed_run_of_each_tool_comes_first_and_once() -> None:
         ("--schedule 1 --steps 20", "20 steps have no room for 8 faults: give more --steps"),
         ("--schedule 1 --peers hsdp", "have no runs under a schedule"),
         ("--faults scheduled", "are asked for with --schedule"),
+        ("--faults node", "nodes are lost under a schedule: give --schedule"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_installed_or_run(given: str, said: str) -> None:
