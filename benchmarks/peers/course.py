@@ -31,10 +31,13 @@ class Course(msgspec.Struct, frozen=True):
         """Return the time from the first step to the last one beyond median steps."""
         return self.done_s[-1] - self.done_s[0] - (len(self.done_s) - 1) * self.step_s if self.done_s else 0.0
 
-    @property
-    def trained(self) -> float:
-        """Return how much of the batches of a whole world was trained: less than 1 when ranks were left out."""
-        return sum(self.worlds) / (len(self.worlds) * max(self.worlds)) if self.worlds else 0.0
+    def trained(self, ranks: int) -> float:
+        """Return how much of the batches of so many ranks was trained: less than 1 when some were left out."""
+        return sum(self.worlds) / (len(self.worlds) * ranks) if self.worlds else 0.0
+
+    def goodput(self, ranks: int, step_s: float) -> float:
+        """Return which part of its time the batches that it trained would have taken in undisturbed steps."""
+        return self.trained(ranks) * len(self.done_s) * step_s / self.done_s[-1] if self.done_s else 0.0
 
 
 def of(processes: Sequence[Process], steps: int, began_s: float, faults: Mapping[int, float]) -> Course:
@@ -64,11 +67,6 @@ def newest_s(processes: Sequence[Process]) -> float | None:
         for note in _steps(process):
             first[note.step] = min(note.at_s, first.get(note.step, note.at_s))
     return max(first.values(), default=None)
-
-
-def goodput(steps: int, step_s: float, total_s: float) -> float:
-    """Return which part of the time so many steps would have taken if nothing had happened."""
-    return steps * step_s / total_s
 
 
 def _ends(processes: Sequence[Process], steps: int) -> list[tuple[float, int]]:

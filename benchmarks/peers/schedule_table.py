@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from . import course, schedule
+from . import schedule
 from .course import Course
 from .kinds import Draw, Fault, Setting, Trial
 from .plan import Peer
@@ -39,7 +39,7 @@ def undisturbed(drawn: Draw) -> Draw:
 
 
 def rows(found: Results, peers: Mapping[str, Peer], drawn: Draw, ranks: int) -> list[Row]:
-    """Return a row for each tool and setting, if it was tried or cannot be; the quickest first, given up last."""
+    """Return a row for each tool and setting that was tried or cannot be: the quickest first, last what gave up."""
     made = [
         _row(found, Trial(name, setting, Fault.SCHEDULED, ranks, drawn), peer)
         for name, peer in peers.items()
@@ -70,14 +70,13 @@ def _row(found: Results, trial: Trial, peer: Peer) -> Row:
     if not ended:
         return row
     totals = spread([each.done_s[-1] for each in ended])
+    usual_s = statistics.median(each.step_s for each in plain or ended)
     digests = {each.digest for each in (*calm, *plain)}
     bits = Bits.EQUAL if all(each.digest in digests for each in ended) else Bits.OTHER
     return msgspec.structs.replace(
         row,
         total_s=totals,
-        goodput=course.goodput(
-            trial.drawn.steps, statistics.median(each.step_s for each in plain or ended), totals.median
-        ),
+        goodput=statistics.median(each.goodput(trial.ranks, usual_s) for each in ended),
         bits=bits if digests else Bits.UNKNOWN,
     )
 
@@ -131,9 +130,13 @@ def _line(row: Row, peers: Mapping[str, Peer], *, best: bool) -> str:
     if came is None:
         return f"| {name} | {row.why} |" + " |" * (len(HEAD) - 1)
     assert row.trial.drawn is not None
-    total = row.why if row.total_s is None else f"**{row.total_s}**" if best else str(row.total_s)
-    if row.total_s is not None and row.why:
-        total += f"; {row.attempts - row.ended} of {row.attempts}: {row.why}"
+    total = row.why
+    if row.total_s is not None:
+        total = f"**{row.total_s.median:.1f}**" if best else f"{row.total_s.median:.1f}"
+        if row.ended > 1:
+            total += f" ({row.total_s.least:.1f}-{row.total_s.greatest:.1f})"
+        if row.why:
+            total += f"; {row.attempts - row.ended} of {row.attempts} {row.why}"
     world = came.worlds[-1] if came.worlds else 0
     cells = [
         total,
@@ -144,7 +147,7 @@ def _line(row: Row, peers: Mapping[str, Peer], *, best: bool) -> str:
         str(came.steps_repeated),
         str(came.processes_restarted),
         str(world) if world == row.trial.ranks else f"**{world}**",
-        f"{came.trained:.0%}" if row.total_s else "",
+        f"{came.trained(row.trial.ranks):.0%}" if row.total_s else "",
         BITS[row.bits] if row.total_s else "",
     ]
     return f"| {name} | " + " | ".join(cells) + " |"

@@ -138,7 +138,7 @@ def even(steps: Iterable[int], later_s: float = 0.0) -> list[tuple[int, float]]:
 def test_nothing_is_lost_where_nothing_happens() -> None:
     found = course.of([process(pid, pid, even(range(20)), digest="same") for pid in (0, 1)], 20, 100.0, {})
     assert found.done_s == tuple(map(float, range(1, 21)))
-    assert (found.step_s, found.lost_s, found.trained) == (1.0, 0.0, 1.0)
+    assert (found.step_s, found.lost_s, found.trained(2)) == (1.0, 0.0, 1.0)
     assert (found.met, found.steps_repeated, found.processes_restarted, found.digest) == ((), 0, 0, "same")
 
 
@@ -152,7 +152,7 @@ def test_faults_one_after_another_are_added_up() -> None:
     assert found.done_s[-1] == 30.0
     assert found.lost_s == pytest.approx(10.0)
     assert (found.met, found.steps_repeated, found.processes_restarted) == ((0, 1), 3, 3)
-    assert course.goodput(20, 1.0, found.done_s[-1]) == pytest.approx(20 / 30)
+    assert found.goodput(2, step_s=1.0) == pytest.approx(20 / 30)
 
 
 def test_a_step_is_complete_when_the_slowest_rank_has_done_it() -> None:
@@ -175,7 +175,8 @@ def test_a_world_that_shrinks_trains_less() -> None:
     )
     processes = [survivor, process(1, 1, even(range(10)))]
     found = course.of(processes, 20, 100.0, {0: 110.5})
-    assert (found.worlds[9], found.worlds[10], found.trained, found.digest) == (2, 1, 0.75, "alone")
+    assert (found.worlds[9], found.worlds[10], found.trained(2), found.digest) == (2, 1, 0.75, "alone")
+    assert found.goodput(2, step_s=1.0) == pytest.approx(0.75 * 20 / 23)
     assert course.enough(processes, 20, 2) == 1
     assert course.enough(processes[1:], 20, 2) == 2
 
@@ -184,7 +185,7 @@ def test_a_run_that_gave_up_says_how_far_it_came() -> None:
     found = course.of([process(pid, pid, even(range(7))) for pid in (0, 1)], 20, 100.0, {0: 107.5})
     assert (len(found.done_s), found.digest) == (7, "")
     nothing = course.of([process(0, 0, [])], 20, 100.0, {})
-    assert (nothing.done_s, nothing.lost_s, nothing.step_s, nothing.trained) == ((), 0.0, 0.0, 0.0)
+    assert (nothing.done_s, nothing.lost_s, nothing.step_s, nothing.trained(2)) == ((), 0.0, 0.0, 0.0)
 
 
 def test_a_step_that_is_repeated_is_not_new() -> None:
@@ -220,8 +221,16 @@ def test_the_quickest_is_first_and_bold_whichever_tool_it_is() -> None:
     assert (first.trial, second.trial) == (THEIRS, OURS)
     assert [first.goodput, second.goodput] == pytest.approx([0.5, 0.25])
     lines = schedule_table.text(found, PEERS).splitlines()
-    assert lines[-2].startswith("| torchrun --max-restarts, tuned | **40.00")
-    assert lines[-1].startswith("| midstep, tuned | 80.00")
+    assert lines[-2].startswith("| torchrun --max-restarts, tuned | **40.0** |")
+    assert lines[-1].startswith("| midstep, tuned | 80.0 |")
+
+
+def test_several_runs_of_one_tool_are_one_row() -> None:
+    """With those that did not come to the end."""
+    found = Results({}, [*attempts(THEIRS, came(40.0), came(50.0), came(42.0)),
+                         *attempts(THEIRS, came(9.0, steps=9), why="its programs ended")])  # fmt: skip
+    line = schedule_table.text(found, PEERS).splitlines()[-1]
+    assert "| **42.0** (40.0-50.0); 1 of 4 gave up at step 9 of 20 (kill of rank 0): its programs ended |" in line
 
 
 def test_bits_are_compared_with_the_tool_s_own_run_without_faults() -> None:
@@ -244,7 +253,7 @@ def test_a_tool_that_gave_up_stands_below_with_its_step_and_its_reason() -> None
     )
     text = schedule_table.text(found, PEERS)
     lines = text.splitlines()
-    assert lines[4].startswith("| midstep, tuned | **900.00")
+    assert lines[4].startswith("| midstep, tuned | **900.0** |")
     assert "| **3** |" in lines[4]
     assert "gave up at step 9 of 20 (kill of rank 0): no new step in 150 s |" in lines[5]
     assert "not tried: cannot be installed here: no wheel" in text
