@@ -48,6 +48,7 @@ def test_a_benchmark_measures(name: str, tmp_path: Path) -> None:
 WHOLE = {
     "peers": "--peers midstep,torchrun --settings default --faults kill --ranks 2 --repeat 1 --limit 110",
     "peers, sharded": "--peers hsdp.midstep,hsdp.torchrun --settings default --faults kill --ranks 4 --repeat 1",
+    "peers, scheduled": "--peers midstep --schedule 1 --settings tuned --faults-per-run 2 --steps 20 --ranks 2",
     "regression": "--only repair,machine --short",
 }
 

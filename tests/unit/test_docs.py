@@ -159,6 +159,7 @@ GENERATED: dict[str, tuple[Path, Callable[[], str]]] = {
     "contracts": (CONTRACTS, contracts),
     "attacks": (SECURITY, attacks),
     "peers": (BENCHMARKS, lambda: report.page(results.load(report.KEPT, {}), PEERS)),
+    "peers under a schedule": (BENCHMARKS, lambda: report.page(results.load(report.KEPT_SCHEDULED, {}), PEERS)),
     "sharded peers": (BENCHMARKS, lambda: report.page(results.load(report.KEPT_SHARDED, {}), SHARDED)),
     "history": (BENCHMARKS, lambda: text.history(record.kept())),
 }
