@@ -14,7 +14,7 @@ from midstep.benchmarks import launching
 
 from . import environment, report, results, schedule, schedule_table, trial
 from .course import Course
-from .kinds import COLUMNS, Draw, Fault, Setting, Trial
+from .kinds import COLUMNS, NODES, Draw, Fault, Setting, Trial
 from .outcome import NoRecovery
 from .picture import draw, draw_progress
 from .plan import Peer
@@ -197,6 +197,8 @@ def _scheduled(
 ) -> list[Trial]:
     """Return, for each size, all tools without a fault, as they come, and then all under the schedule."""
     calm = schedule_table.undisturbed(drawn)
+    if Fault.NODE in drawn.sorts and any(ranks % NODES for ranks in sizes):
+        raise click.UsageError(f"where nodes are lost there are {NODES}, of as many ranks each")
     try:
         schedule.draw(drawn, sizes[0])
     except ValueError as error:

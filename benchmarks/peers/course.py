@@ -22,22 +22,23 @@ class Course(msgspec.Struct, frozen=True):
 
     @property
     def step_s(self) -> float:
-        """Return the median time between two steps that follow each other."""
-        gaps = [later - earlier for earlier, later in itertools.pairwise(self.done_s[WARM_UP_STEPS:])]
+        """Return the median time between two steps that follow each other, of the most ranks that there were."""
+        most = max(self.worlds, default=0)
+        pairs = itertools.pairwise(zip(self.done_s[WARM_UP_STEPS:], self.worlds[WARM_UP_STEPS:], strict=True))
+        gaps = [later - earlier for (earlier, before), (later, world) in pairs if before == world == most]
         return statistics.median(gaps) if gaps else 0.0
-
-    @property
-    def lost_s(self) -> float:
-        """Return the time from the first step to the last one beyond median steps."""
-        return self.done_s[-1] - self.done_s[0] - (len(self.done_s) - 1) * self.step_s if self.done_s else 0.0
 
     def trained(self, ranks: int) -> float:
         """Return how much of the batches of so many ranks was trained: less than 1 when some were left out."""
         return sum(self.worlds) / (len(self.worlds) * ranks) if self.worlds else 0.0
 
-    def goodput(self, ranks: int, step_s: float) -> float:
-        """Return which part of its time the batches that it trained would have taken in undisturbed steps."""
-        return self.trained(ranks) * len(self.done_s) * step_s / self.done_s[-1] if self.done_s else 0.0
+    def goodput(self, ranks: int) -> float:
+        """Return which part of its time the batches that it trained take in median steps of its own."""
+        return self.step_s * sum(self.worlds) / ranks / self.done_s[-1] if self.done_s else 0.0
+
+    def lost_s(self, ranks: int) -> float:
+        """Return the time from the first step to the last one in which it did not train these batches."""
+        return self.done_s[-1] - self.done_s[0] - self.step_s * sum(self.worlds[1:]) / ranks if self.done_s else 0.0
 
 
 def of(processes: Sequence[Process], steps: int, began_s: float, faults: Mapping[int, float]) -> Course:

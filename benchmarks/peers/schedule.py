@@ -42,8 +42,10 @@ def of(trial: Trial) -> Schedule:
 def draw(drawn: Draw, ranks: int) -> Schedule:
     """Draw steps, ranks and sorts; each sort is there as often as the others, or once more.
 
-    Raises ValueError when so many faults have no room in so few steps.
+    Raises ValueError when so many faults have no room in so few steps, or are of no sort.
     """
+    if drawn.faults and not drawn.sorts:
+        raise ValueError("there is no sort of faults to draw from: give --faults")
     chance = random.Random(drawn.seed)
     room = drawn.steps - 2 * EDGE_STEPS - max(0, drawn.faults - 1) * (APART_STEPS - 1)
     if room < drawn.faults:

@@ -57,7 +57,6 @@ def _row(found: Results, trial: Trial, peer: Peer) -> Row:
         return Row(trial, None, why=cannot and f"not tried: {cannot}")
     ended = [each.course for each in attempts if each.course is not None and not each.why]
     calm = _undisturbed(found, trial.peer, trial)
-    plain = _undisturbed(found, PLAIN, trial)
     failed = [each for each in attempts if each.why]
     row = Row(
         trial,
@@ -70,13 +69,12 @@ def _row(found: Results, trial: Trial, peer: Peer) -> Row:
     if not ended:
         return row
     totals = spread([each.done_s[-1] for each in ended])
-    usual_s = statistics.median(each.step_s for each in plain or ended)
-    digests = {each.digest for each in (*calm, *plain)}
+    digests = {each.digest for each in (*calm, *_undisturbed(found, PLAIN, trial))} - {""}
     bits = Bits.EQUAL if all(each.digest in digests for each in ended) else Bits.OTHER
     return msgspec.structs.replace(
         row,
         total_s=totals,
-        goodput=statistics.median(each.goodput(trial.ranks, usual_s) for each in ended),
+        goodput=statistics.median(each.goodput(trial.ranks) for each in ended),
         bits=bits if digests else Bits.UNKNOWN,
     )
 
@@ -142,7 +140,7 @@ def _line(row: Row, peers: Mapping[str, Peer], *, best: bool) -> str:
         total,
         f"{row.undisturbed_s:.1f}" if row.undisturbed_s else "?",
         f"{row.goodput:.2f}" if row.total_s else "",
-        f"{came.lost_s:.1f}" if row.total_s else "",
+        f"{came.lost_s(row.trial.ranks):.1f}" if row.total_s else "",
         f"{len(came.met)} of {row.trial.drawn.faults}",
         str(came.steps_repeated),
         str(came.processes_restarted),

@@ -138,7 +138,7 @@ def even(steps: Iterable[int], later_s: float = 0.0) -> list[tuple[int, float]]:
 def test_nothing_is_lost_where_nothing_happens() -> None:
     found = course.of([process(pid, pid, even(range(20)), digest="same") for pid in (0, 1)], 20, 100.0, {})
     assert found.done_s == tuple(map(float, range(1, 21)))
-    assert (found.step_s, found.lost_s, found.trained(2)) == (1.0, 0.0, 1.0)
+    assert (found.step_s, found.lost_s(2), found.trained(2), found.goodput(2)) == (1.0, 0.0, 1.0, 1.0)
     assert (found.met, found.steps_repeated, found.processes_restarted, found.digest) == ((), 0, 0, "same")
 
 
@@ -150,9 +150,9 @@ def test_faults_one_after_another_are_added_up() -> None:
     restarted = [process(pid, pid - 3, even(range(9, 20), 10.0), digest="same") for pid in (3, 4)]
     found = course.of([survivor, lost, newcomer, *restarted], 20, 100.0, {1: 112.5, 0: 108.5})
     assert found.done_s[-1] == 30.0
-    assert found.lost_s == pytest.approx(10.0)
+    assert found.lost_s(2) == pytest.approx(10.0)
     assert (found.met, found.steps_repeated, found.processes_restarted) == ((0, 1), 3, 3)
-    assert found.goodput(2, step_s=1.0) == pytest.approx(20 / 30)
+    assert found.goodput(2) == pytest.approx(20 / 30)
 
 
 def test_a_step_is_complete_when_the_slowest_rank_has_done_it() -> None:
@@ -176,7 +176,8 @@ def test_a_world_that_shrinks_trains_less() -> None:
     processes = [survivor, process(1, 1, even(range(10)))]
     found = course.of(processes, 20, 100.0, {0: 110.5})
     assert (found.worlds[9], found.worlds[10], found.trained(2), found.digest) == (2, 1, 0.75, "alone")
-    assert found.goodput(2, step_s=1.0) == pytest.approx(0.75 * 20 / 23)
+    assert found.goodput(2) == pytest.approx(0.75 * 20 / 23)
+    assert found.lost_s(2) == pytest.approx(22.0 - 9 - 5)
     assert course.enough(processes, 20, 2) == 1
     assert course.enough(processes[1:], 20, 2) == 2
 
@@ -185,7 +186,7 @@ def test_a_run_that_gave_up_says_how_far_it_came() -> None:
     found = course.of([process(pid, pid, even(range(7))) for pid in (0, 1)], 20, 100.0, {0: 107.5})
     assert (len(found.done_s), found.digest) == (7, "")
     nothing = course.of([process(0, 0, [])], 20, 100.0, {})
-    assert (nothing.done_s, nothing.lost_s, nothing.step_s, nothing.trained(2)) == ((), 0.0, 0.0, 0.0)
+    assert (nothing.done_s, nothing.lost_s(2), nothing.step_s, nothing.goodput(2)) == ((), 0.0, 0.0, 0.0)
 
 
 def test_a_step_that_is_repeated_is_not_new() -> None:
@@ -219,7 +220,7 @@ def test_the_quickest_is_first_and_bold_whichever_tool_it_is() -> None:
     found = Results({}, [*calm("plain", 20.0), *attempts(OURS, came(80.0)), *attempts(THEIRS, came(40.0))])
     first, second = schedule_table.rows(found, PEERS, SHORT, 4)
     assert (first.trial, second.trial) == (THEIRS, OURS)
-    assert [first.goodput, second.goodput] == pytest.approx([0.5, 0.25])
+    assert [first.goodput, second.goodput] == pytest.approx([1.0, 1.0])
     lines = schedule_table.text(found, PEERS).splitlines()
     assert lines[-2].startswith("| torchrun --max-restarts, tuned | **40.0** |")
     assert lines[-1].startswith("| midstep, tuned | 80.0 |")
@@ -237,6 +238,8 @@ def test_bits_are_compared_with_the_tool_s_own_run_without_faults() -> None:
     found = Results({}, [*calm("torchrun", 20.0, "own"), *attempts(THEIRS, came(40.0)), *attempts(OURS, came(30.0))])
     ours, theirs = schedule_table.rows(found, PEERS, SHORT, 4)
     assert (ours.bits, theirs.bits) == (Bits.UNKNOWN, Bits.OTHER)
+    found.attempts += calm("plain", 20.0, "")
+    assert [row.bits for row in schedule_table.rows(found, PEERS, SHORT, 4)] == [Bits.UNKNOWN, Bits.OTHER]
     found.attempts += calm("plain", 20.0)
     assert [row.bits for row in schedule_table.rows(found, PEERS, SHORT, 4)] == [Bits.EQUAL, Bits.EQUAL]
 
@@ -290,6 +293,8 @@ def test_an_undisturbed_run_of_each_tool_comes_first_and_once() -> None:
     [
         ("--schedule 1 --steps 20", "20 steps have no room for 8 faults: give more --steps"),
         ("--schedule 1 --peers hsdp", "have no runs under a schedule"),
+        ("--schedule 1 --faults none", "there is no sort of faults to draw from: give --faults"),
+        ("--schedule 1 --faults node --ranks 4,3", "where nodes are lost there are 2, of as many ranks each"),
         ("--faults scheduled", "are asked for with --schedule"),
         ("--faults node", "nodes are lost under a schedule: give --schedule"),
     ],
