@@ -33,7 +33,7 @@ class Setting(enum.Enum):
 
 
 class Draw(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a schedule of faults is drawn from, and how many steps it is for."""
+    """The seed of a schedule, how many faults it has and of which sorts, and how many steps it is for."""
 
     seed: int
     faults: int
