@@ -11,7 +11,7 @@ Where the agent's own loop is late the whole machine may have been held up, and 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ LAG_S = 0.05  # a loop that is later than this did not run
 _Post = Callable[..., object]
 # A process that is traced is stopped for a moment at each system call, and makes progress all the same.
 _Place = tuple[int, int, int, Activity, int]
+WAITING = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 
 
 class Heartbeat:
@@ -52,6 +53,7 @@ class Heartbeat:
             after_steps=settings.stall_after_steps,
         )
         self._suspensions = SuspensionClock(limit_s=settings.stall_suspended_s)
+        self._ranks.rests.start(settings)
         self.close()
         self._tick(self._loop.time())
 
@@ -71,9 +73,11 @@ class Heartbeat:
     def _tick(self, planned_s: float) -> None:
         now = self._loop.time()
         lag_s = now - planned_s
+        if lag_s > LAG_S:
+            self._held_up(lag_s)
         self._ranks.watch_memory()
         readings = self._ranks.progress()
-        self._judge(readings, now, lag_s)
+        self._judge(readings, now)
         for process in self._ranks.waiting(readings):
             self._post(NewcomerWaiting(node=self._node, process=process))
         self._ranks.prepare(readings)
@@ -82,21 +86,28 @@ class Heartbeat:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             readings = self._ranks.with_links(readings, now)
             self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
-        soonest_s = self._interval_s if self._stalls is None else self._stalls.soonest_s()
+        soonest_s = self._ranks.rests.soonest_s(readings)
+        if self._stalls is not None:
+            soonest_s = min(soonest_s, self._stalls.soonest_s())
         planned_s = now + min(self._interval_s, max(LEAST_TICK_S, soonest_s))
         self._timer = self._loop.call_at(planned_s, self._tick, planned_s)
 
-    def _judge(self, readings: Iterable[RankProgress], now: float, lag_s: float) -> None:
-        """Report ranks that make no progress. Where this loop is late, the ranks may have been held up, too."""
-        if self._stalls is None or self._suspensions is None:
-            return
-        if lag_s > LAG_S:
+    def _held_up(self, lag_s: float) -> None:
+        """Hold nothing against the ranks of this time: where this loop is late, they may have been held up, too."""
+        self._ranks.rests.held_up(lag_s)
+        if self._stalls is not None and self._suspensions is not None:
             self._stalls.held_up(lag_s)
             self._suspensions.held_up(lag_s)
-        readings = list(readings)
+
+    def _judge(self, readings: Sequence[RankProgress], now: float) -> None:
+        """Report ranks that make no progress."""
+        if self._stalls is None or self._suspensions is None:
+            return
         most_s = self._stalls.most_allowed_s(readings)
+        # One that rests holds up nobody before another waits. A rank that is alone here cannot know that.
+        is_felt = len(readings) == 1 or any(each.activity in WAITING for each in readings)
         for reading in readings:
-            stall = self._stalls.observe(reading, most_s)
+            stall = self._stalls.observe(reading, most_s, is_felt=is_felt)
             if stall is not None:
                 self._report(FaultKind.STALL, stall.detail, reading)
             suspension = self._suspensions.observe(reading, now)
@@ -123,6 +134,12 @@ class Stall(msgspec.Struct, frozen=True):
     def detail(self) -> str:
         """Describe the stall for the fault report."""
         by = "by the last steps, with" if self.progress.allowed_s else "by"
+        if self.progress.rest_s:
+            return (
+                f"the process has done nothing at all for {self.progress.rest_s:.2f} s, which is longer than it may by "
+                f"the last steps, in step {self.progress.step}, which has taken {self.age_s:.2f} s; "
+                f"{self.progress.activity}, {self.progress.collectives} collectives entered"
+            )
         held = ", and the kernel says that the process is stopped" if self.progress.suspended else ""
         return (
             f"step {self.progress.step} has taken {self.age_s:.2f} s, where {self.limit_s:.2f} s are allowed {by} a "
@@ -134,7 +151,9 @@ class Stall(msgspec.Struct, frozen=True):
 class _History:
     """The memory of one rank between two readings."""
 
-    __slots__ = ("due_s", "excused_s", "generation", "incarnation", "reports", "step", "steps_seen", "steps_total")
+    __slots__ = (
+        "due_s", "excused_s", "generation", "incarnation", "reports", "rest_due_s", "step", "steps_seen", "steps_total",
+    )  # fmt: skip
 
     def __init__(self, progress: RankProgress) -> None:
         self.incarnation = progress.incarnation
@@ -151,6 +170,7 @@ class _History:
         self.excused_s = 0.0
         self.reports = 0
         self.due_s = math.inf  # from the last reading to the next report
+        self.rest_due_s = 0.0  # a rest that is longer is to be reported
 
     def follow(self, progress: RankProgress) -> None:
         """Note where the rank is now."""
@@ -172,6 +192,7 @@ class StallClock:
     that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps`
     steps of history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it
     starts, checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
+    A rank that rests for too long (`rests.py`) is reported as soon as others wait, and again when its rest has doubled.
     """
 
     def __init__(self, *, factor: float, grace_s: float, after_steps: int) -> None:
@@ -202,10 +223,10 @@ class StallClock:
             (each.allowed_s or self._by_policy_s(each) for each in readings if each.activity in WATCHED), default=0.0
         )
 
-    def observe(self, progress: RankProgress, most_allowed_s: float = 0.0) -> Stall | None:
+    def observe(self, progress: RankProgress, most_allowed_s: float = 0.0, *, is_felt: bool = True) -> Stall | None:
         """Take in a reading of a rank, and return its stall when it is to be reported.
 
-        `most_allowed_s`: by all ranks here; one that goes by the policy does not go by it.
+        `most_allowed_s`: by all ranks here; one that goes by the policy does not go by it. `is_felt`: others may wait.
         """
         history = self._histories.get(progress.rank)
         if history is None or history.incarnation != progress.incarnation:
@@ -224,6 +245,9 @@ class StallClock:
         age_s = progress.step_age_s - history.excused_s
         limit_s = max(progress.allowed_s, most_allowed_s) if progress.allowed_s else self._by_policy_s(progress)
         history.due_s = limit_s * 2**history.reports - age_s
+        if is_felt and progress.rest_s > history.rest_due_s:
+            history.rest_due_s = 2 * progress.rest_s
+            return Stall(progress=progress, age_s=age_s, limit_s=limit_s)
         if history.due_s >= 0:
             return None
         history.reports += 1

@@ -15,7 +15,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _NAME_BYTES = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_STOPPED_STATES = frozenset({"T", "t"})
+STOPPED_STATES = frozenset({"T", "t"})
+_OF_PROCESS = 2  # kind of a processor clock: what the scheduler has counted for a whole process
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,12 +68,24 @@ def await_adoption(adopter: int, timeout_s: float) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Say whether the process is stopped by a signal or a tracer. False when it has exited."""
+    return state_of(pid) in STOPPED_STATES
+
+
+def state_of(pid: int) -> str:
+    """Return the letter for what the main thread of a process does; "" when it has exited."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return False
-    state = stat.rpartition(")")[2].split()
-    return bool(state) and state[0] in _STOPPED_STATES
+        return ""
+    return stat.rpartition(")")[2].strip()[:1]
+
+
+def cpu_s(pid: int) -> float | None:
+    """Return how long a process has used processors, to the nanosecond. None when it has exited."""
+    try:
+        return time.clock_gettime(~pid << 3 | _OF_PROCESS)  # as clock_getcpuclockid(3) makes it
+    except OSError:
+        return None
 
 
 def ignores(pid: int, number: signal.Signals) -> bool:

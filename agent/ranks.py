@@ -37,6 +37,7 @@ from .copy_writers import CopyWriters
 from .link_use import LinkReader
 from .linux import ignores, is_stopped
 from .log_rules import FollowedLog, LogRules
+from .rests import RestReader
 from .warm_pool import IdleProcess, WarmPool
 
 WELCOME_S = 60.0  # a start waits this long for the job's description, which may come after it
@@ -134,6 +135,7 @@ class RankHost:
         self._preparations = Preparations(node, agent_socket, pool, post=post)
         self._writers = CopyWriters(pool)
         self._links = LinkReader()
+        self.rests = RestReader()
         self._post = post
         self._job: asyncio.Future[t.JobSpec] = asyncio.get_running_loop().create_future()
         self._slots: dict[int, RankSlot] = {}
@@ -198,8 +200,7 @@ class RankHost:
         clocks = ((process, process.clock()) for process in self._processes())
         return tuple(
             msgspec.structs.replace(
-                clock,
-                suspended=is_stopped(process.running.pid),
+                self.rests.read(clock, process.running.pid),
                 copied_steps=copied_steps(process.slot.copies, clock.rank),
                 copied_bytes=copied_bytes(process.slot.copies),
                 guest_copies=guest_copies(process.slot.copies, clock.rank),

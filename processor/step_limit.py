@@ -36,6 +36,35 @@ def limit_after(steps: int, longest_s: float, *, most_s: float, margin_s: float,
     return min(most_s, settled_s + unsure * (most_s - settled_s))
 
 
+class Longest:
+    """The longest of what the last REMEMBERED_STEPS steps had. Memory is bounded by the lengths, not by the steps."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[int, int]] = deque()  # steps and lengths in grains, each longer than the next
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def length_s(self) -> float:
+        """The longest, a little rounded up; 0: there was none."""
+        return 2 ** (self._kept[0][1] / _GRAINS) if self._kept else 0.0
+
+    def take(self, length_s: float, step: int) -> None:
+        """Take in a length of a step, and forget those of steps long before."""
+        grains = math.ceil(_GRAINS * math.log2(max(length_s, _SHORTEST_S)))
+        while self._kept and self._kept[-1][1] <= grains:
+            self._kept.pop()
+        self._kept.append((step, grains))
+        while self._kept[0][0] <= step - REMEMBERED_STEPS:
+            self._kept.popleft()
+
+    def restart(self) -> None:
+        """Count steps from 0 again, and keep the longest of those before as one of the next."""
+        longest = [(0, grains) for _, grains in self._kept][:1]
+        self._kept = deque(longest)
+
+
 class StepLimit:
     """The limit of one process. It hears of all that its step clock hears."""
 
@@ -43,7 +72,7 @@ class StepLimit:
         """Hold no step to more than `factor` median steps + `grace_s`."""
         self._factor, self._grace_s, self._after_steps = factor, grace_s, after_steps
         self._steps = 0
-        self._longest: deque[tuple[int, int]] = deque()  # steps and their lengths in grains, each longer than the next
+        self._longest = Longest()
         self._since_s: float | None = None  # the clock stood at 0
         self._apart_s: float | None = None  # it does not count since then
         self._not_counted_s = 0.0
@@ -78,7 +107,7 @@ class StepLimit:
         self._restart(now)
         self._is_usual = True
         most_s = self._factor * median_s + self._grace_s
-        longest_s = 2 ** (self._longest[0][1] / _GRAINS) if self._longest else most_s
+        longest_s = self._longest.length_s or most_s
         self._allowed_s = limit_after(
             self._steps,
             longest_s,
@@ -103,9 +132,4 @@ class StepLimit:
         """Remember the length of a step, or of what lies between two, if it is like those that follow."""
         if not self._is_usual:
             return
-        grains = math.ceil(_GRAINS * math.log2(max(length_s, _SHORTEST_S)))
-        while self._longest and self._longest[-1][1] <= grains:
-            self._longest.pop()
-        self._longest.append((self._steps, grains))
-        while self._longest[0][0] <= self._steps - REMEMBERED_STEPS:
-            self._longest.popleft()
+        self._longest.take(length_s, self._steps)

@@ -166,9 +166,7 @@ class StepReport(msgspec.Struct, frozen=True):
     local_states: Annotated[tuple[LocalStateCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = msgspec.field(
         default=(), name="own_states"
     )  # the name that journals have
-    checkpoints: Annotated[
-        tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)
-    ] = ()  # steps of the complete checkpoints that this rank can read
+    checkpoints: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # steps of those it can read
     trace: CheckpointTrace = CheckpointTrace()
     host_copies: Annotated[tuple[Count, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # steps of those that are whole
     guest_copies: Annotated[tuple[GuestCopy, ...], Meta(max_length=MOST_OF_A_RANK)] = ()  # of others, kept here
@@ -290,6 +288,7 @@ class RankProgress(msgspec.Struct, frozen=True):
     unchecked: Count = 0  # shards here that no vote can check
     times: StepTimes | None = None  # None: no step was committed
     allowed_s: Seconds = 0.0  # of a step, learned from those before it; 0: by the policy
+    rest_s: Seconds = 0.0  # its process has done nothing at all for so long, longer than it may; 0: not so
     links: Annotated[tuple[LinkUse, ...], Meta(max_length=MOST_LINKS)] = ()  # to other machines
 
 

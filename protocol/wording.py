@@ -57,8 +57,9 @@ def describe_clock(clock: RankProgress | None) -> str:
     """Say in words what a rank is doing; None: its node did not answer."""
     if clock is None:
         return "its node does not answer"
-    stopped = ", stopped by a signal" if clock.suspended else ""
-    return f"in {clock.activity} for {clock.activity_age_s:.1f} s{stopped}"
+    held = ", stopped by a signal" if clock.suspended else ""
+    held += f", at rest for {clock.rest_s:.1f} s" if clock.rest_s else ""
+    return f"in {clock.activity} for {clock.activity_age_s:.1f} s{held}"
 
 
 def describe_exit(status: int, *, out_of_memory: bool = False) -> str:

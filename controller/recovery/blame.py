@@ -375,8 +375,8 @@ def stalled_ranks(clocks: Collection[RankProgress], silent: Iterable[int] = (), 
 
     A rank that the kernel has stopped is at fault, and so is one of a node that does not answer (`silent`). Otherwise
     those that are furthest behind, if they are not waiting in a collective themselves and have been at what they do
-    for longer than `limit_s` (the age of their step would hold against them that they had to wait in it). Empty:
-    no rank can be blamed.
+    for longer than `limit_s` (the age of their step would hold against them that they had to wait in it), or do
+    nothing at all for longer than they may. Empty: no rank can be blamed.
     """
     certain = {clock.rank for clock in clocks if clock.suspended} | set(silent)
     if certain:
@@ -384,7 +384,7 @@ def stalled_ranks(clocks: Collection[RankProgress], silent: Iterable[int] = (), 
     blamed = [clock for clock in _furthest_behind(clocks) if clock.activity not in _WAITING_FOR_PEERS | EXCUSED]
     if len(blamed) == sum(clock.activity is not Activity.FINISHED for clock in clocks):
         return ()
-    return tuple(sorted(clock.rank for clock in blamed if clock.activity_age_s > limit_s))
+    return tuple(sorted(clock.rank for clock in blamed if clock.rest_s or clock.activity_age_s > limit_s))
 
 
 def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:
