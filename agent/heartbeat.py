@@ -86,7 +86,7 @@ class Heartbeat:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             readings = self._ranks.with_links(readings, now)
             self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
-        soonest_s = self._ranks.rests.soonest_s(readings)
+        soonest_s = self._ranks.rests.soonest_s()
         if self._stalls is not None:
             soonest_s = min(soonest_s, self._stalls.soonest_s())
         planned_s = now + min(self._interval_s, max(LEAST_TICK_S, soonest_s))

@@ -12,6 +12,7 @@ all others of this node, may rest twice as long.
 
 import math
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -24,7 +25,8 @@ LEAST_SHARE = 0.1
 """Of the median step: a pause of so little of it is not worth that the step is done again."""
 IDLE_SHARE = 0.02
 """Of one core: gloo's thread looks around a hundred times a second, for each group, and needs 0.2 % for it."""
-LOOK_AGAIN_S = 0.05  # a thread that was just about to run is not a moment later
+SHORTEST_S = 0.1  # over which it counts: two readings may be closer, and a thread look around between them
+LOOK_AGAIN_S, LOOK_AGAIN_SHARE = 0.05, 0.1  # a thread that was just about to run is not so much later
 _AT_WORK = frozenset({Activity.COMPUTING, Activity.UPDATING})
 _WAITING = "S"
 _Place = tuple[int, int, Activity, int]
@@ -40,11 +42,16 @@ def rest_after(steps: int, longest_s: float, *, margin_s: float, after_steps: in
 class _Rests:
     """The memory of one rank, over all of its processes here."""
 
-    __slots__ = ("cpu_s", "incarnation", "is_certain", "longest", "place", "since_s", "step", "steps", "still_s")
+    __slots__ = (
+        "allowed_s", "cpu_s", "incarnation", "is_certain", "is_read", "longest", "look_s", "place", "read_cpu_s",
+        "read_s", "since_s", "step", "steps", "still_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.longest = Longest()
         self.incarnation = -1
+        self.allowed_s = math.inf
+        self.is_read = False
         self.steps = self.step = 0  # of this process; where it was last
         self.end()
 
@@ -54,7 +61,15 @@ class _Rests:
             self.longest.take(lasted_s, self.steps)
         self.place: _Place | None = None
         self.since_s = self.cpu_s = self.still_s = 0.0
+        self.read_s = self.read_cpu_s = 0.0  # at the last reading
+        self.look_s = 0.0  # a rest that is longer is to be looked at
         self.is_certain = False
+
+    def worked(self, cpu_s: float, now: float) -> bool:
+        """Say whether the process has computed, in this rest or since the last reading of it."""
+        used_s, at_once_s = cpu_s - self.cpu_s, cpu_s - self.read_cpu_s
+        is_idle = used_s <= IDLE_SHARE * max(SHORTEST_S, now - self.since_s)
+        return not is_idle or at_once_s > IDLE_SHARE * max(SHORTEST_S, now - self.read_s)
 
     def follow(self, progress: RankProgress) -> None:
         """Note which process has the rank, and how many usual steps it has done."""
@@ -93,37 +108,43 @@ class RestClock:
         """
         rank = self._ranks.setdefault(progress.rank, _Rests())
         rank.follow(progress)
+        rank.is_read = True
         place = None
         if cpu_s is not None and progress.allowed_s and progress.activity in _AT_WORK:
             place = (progress.generation, progress.step, progress.activity, progress.collectives)
-        if rank.place is not None:
-            worked = cpu_s is None or cpu_s - rank.cpu_s > IDLE_SHARE * (now - rank.since_s)
-            if worked or place != rank.place:
-                rank.end(now - rank.since_s if rank.still_s else 0.0)
+        if rank.place is not None and (cpu_s is None or place != rank.place or rank.worked(cpu_s, now)):
+            rank.end(now - rank.since_s if rank.still_s else 0.0)
         if place is None or cpu_s is None:
             return 0.0
         if rank.place is None:
             rank.place, rank.since_s, rank.cpu_s = place, now, cpu_s
+        rank.read_s, rank.read_cpu_s = now, cpu_s
         if waits:
             rank.still_s = max(0.0, now - rank.since_s)
-        return rank.still_s if rank.still_s > self._allowed_s(rank, progress.median_step_s) else 0.0
+        rank.allowed_s = self._allowed_s(rank, progress.median_step_s)
+        return rank.still_s if rank.still_s > rank.allowed_s else 0.0
 
-    def is_certain(self, rank: int) -> bool:
-        """Say whether the threads of the rank were looked at in this rest."""
-        return self._ranks[rank].is_certain
+    def confirmed(self, number: int, look: Callable[[], bool]) -> bool:
+        """Say whether all threads of a rank that rests for too long wait for nothing, by `look`: once in each rest.
 
-    def looked(self, rank: int) -> None:
-        """Take in that all of the rank's threads wait for nothing that can be under way."""
-        self._ranks[rank].is_certain = True
+        It looks again, ever more seldom, where that was not so.
+        """
+        rank = self._ranks[number]
+        if not rank.is_certain and rank.still_s > rank.look_s:
+            rank.is_certain = look()
+            rank.look_s = (1 + LOOK_AGAIN_SHARE) * rank.still_s + LOOK_AGAIN_S
+        return rank.is_certain
 
-    def soonest_s(self, readings: tuple[RankProgress, ...], now: float) -> float:
-        """Return how long after `now` one of these ranks has rested for too long, if it stays where it is."""
+    def soonest_s(self, now: float) -> float:
+        """Return how long after `now` threads of a rank are to be looked at, if it stays where it is.
+
+        One that was not read since the last call is not waited for: its process is gone.
+        """
         soonest_s = math.inf
-        for progress in readings:
-            rank = self._ranks.get(progress.rank)
-            if rank is not None and rank.still_s and not rank.is_certain:
-                due_s = self._allowed_s(rank, progress.median_step_s) - (now - rank.since_s)
-                soonest_s = min(soonest_s, due_s if due_s > 0 else LOOK_AGAIN_S)
+        for rank in self._ranks.values():
+            if rank.is_read and rank.still_s and not rank.is_certain:
+                soonest_s = min(soonest_s, max(rank.allowed_s, rank.look_s) - (now - rank.since_s))
+            rank.is_read = False
         return soonest_s
 
     def _allowed_s(self, rank: _Rests, median_s: float) -> float:
@@ -161,9 +182,9 @@ class RestReader:
             progress, suspended=state in STOPPED_STATES, rest_s=self._rest_s(progress, pid, waits=state == _WAITING)
         )
 
-    def soonest_s(self, readings: tuple[RankProgress, ...]) -> float:
+    def soonest_s(self) -> float:
         """Return in how many seconds a rank is to be read again, to find its rest as soon as it is too long."""
-        return math.inf if self._clock is None else self._clock.soonest_s(readings, time.monotonic())
+        return math.inf if self._clock is None else self._clock.soonest_s(time.monotonic())
 
     def _rest_s(self, progress: RankProgress, pid: int, *, waits: bool) -> float:
         clock = self._clock
@@ -171,8 +192,6 @@ class RestReader:
             return 0.0
         used_s = cpu_s(pid) if progress.allowed_s else None
         rest_s = clock.observe(progress, used_s, waits=waits, now=time.monotonic())
-        if rest_s and not clock.is_certain(progress.rank):
-            if not waits or not waits_for_nothing(pid, progress.step_age_s):
-                return 0.0
-            clock.looked(progress.rank)
+        if not rest_s or not clock.confirmed(progress.rank, lambda: waits_for_nothing(pid, progress.step_age_s)):
+            return 0.0
         return rest_s

@@ -4,11 +4,12 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 
-from midstep.agent.rests import IDLE_SHARE, LEAST_SHARE, LOOK_AGAIN_S, RestClock, rest_after
+from midstep.agent.rests import IDLE_SHARE, LEAST_SHARE, LOOK_AGAIN_S, LOOK_AGAIN_SHARE, RestClock, rest_after
 from midstep.protocol.types import Activity, RankProgress
 
 GRACE_S, AFTER_STEPS, TICK_S = 0.5, 5, 0.1
@@ -135,6 +136,13 @@ def test_a_process_that_computes_is_at_work_and_one_whose_library_looks_around_i
     assert any(idle.look(share=0.5 * IDLE_SHARE) for _ in range(100))
 
 
+def test_a_moment_of_work_ends_a_long_rest() -> None:
+    rank = Rank().steps(50)
+    assert rank.look() == rank.look(share=0.0) == 0.0
+    assert rank.look(60.0)
+    assert rank.look(share=0.5) == 0.0
+
+
 def test_what_waits_for_a_core_is_not_at_rest() -> None:
     """On a busy machine a process may get none for long."""
     rank = Rank().steps(50)
@@ -160,7 +168,7 @@ def test_one_reading_in_which_it_wants_to_run_does_not_end_a_rest() -> None:
         },  # it waits for its data loader, or has just recovered, or the policy lets nothing be learned
     ],
 )
-def test_a_rank_that_waits_with_good_reason_is_not_judged(changes: dict[str, object]) -> None:
+def test_a_rank_that_waits_with_good_reason_is_not_judged(changes: dict[str, Any]) -> None:
     rank = Rank().steps(50)
     assert not any(rank.look(**changes) for _ in range(100))
     assert rank.rests(0.1) is None  # nothing of it counts afterwards
@@ -209,21 +217,44 @@ def test_what_a_rank_was_replaced_for_is_allowed_to_its_next_process_and_to_the_
 # --- when to look -----------------------------------------------------------------------------------------------------
 
 
-def test_the_next_reading_is_when_a_rest_becomes_too_long() -> None:
-    rank = Rank().steps(50)
-    soonest_s = lambda: rank.clock.soonest_s((rank.reading,), rank.now)  # noqa: E731
-    assert soonest_s() == math.inf
+def test_the_next_reading_is_when_a_rest_becomes_too_long_and_its_threads_are_looked_at_once() -> None:
+    rank, looks = Rank().steps(50), list[bool]()
+
+    def confirmed(*, idle: bool) -> bool:
+        def look() -> bool:
+            looks.append(idle)
+            return idle
+
+        return rank.clock.confirmed(1, look)
+
+    assert rank.clock.soonest_s(rank.now) == math.inf
     rank.look(share=1.0)
     rank.look()
-    assert soonest_s() == pytest.approx(allowed(50) - TICK_S, abs=0.01)
-    assert rank.look(0.5)
-    assert soonest_s() == LOOK_AGAIN_S  # until the threads have been looked at
-    assert not rank.clock.is_certain(1)
-    rank.clock.looked(1)
-    assert rank.clock.is_certain(1)
-    assert soonest_s() == math.inf
+    assert rank.clock.soonest_s(rank.now) == pytest.approx(allowed(50) - TICK_S, abs=0.01)
+    assert rank.look(0.9)
+    assert not confirmed(idle=False)
+    again_s = LOOK_AGAIN_S + LOOK_AGAIN_SHARE * 1.0
+    assert rank.clock.soonest_s(rank.now) == pytest.approx(again_s)
+    rank.look(0.9 * again_s)
+    assert not confirmed(idle=True)
+    assert looks == [False]
+    rank.look(0.2 * again_s)
+    assert confirmed(idle=True)
+    assert rank.look(5.0)
+    assert confirmed(idle=False)
+    assert rank.clock.soonest_s(rank.now) == math.inf
+    assert looks == [False, True]
     rank.look(share=1.0)
-    assert not rank.clock.is_certain(1)
+    rank.look(5.0)
+    assert not confirmed(idle=False)  # another rest
+
+
+def test_a_rank_that_is_gone_from_here_keeps_no_reading_waiting() -> None:
+    rank = Rank().steps(50)
+    rank.look()
+    rank.look()
+    assert rank.clock.soonest_s(rank.now) < math.inf
+    assert rank.clock.soonest_s(rank.now) == math.inf
 
 
 # --- 20,000 steps -----------------------------------------------------------------------------------------------------
@@ -273,7 +304,7 @@ def test_no_rest_of_20000_steps_that_is_only_longer_is_an_alarm(rests: Rests, gr
             while left_s > next_s:
                 left_s -= next_s
                 assert rank.look(next_s, share=share, waits=share == 0.0, step=step) == 0.0, step
-                due_s = rank.clock.soonest_s((rank.reading,), rank.now)
+                due_s = rank.clock.soonest_s(rank.now)
                 next_s = min(TICK_S, max(0.01, due_s))
             next_s -= left_s
             rank.now += left_s
