@@ -3,7 +3,8 @@
 Two clocks judge the same readings; both are pure. `StallClock` finds a step that takes too long by the rank's own
 history: a collective's timeout is a fixed half hour, but a rank whose steps take 0.3 s and that has been in one for 2 s
 is stuck. `SuspensionClock` finds a process that is stopped by SIGSTOP or a debugger. The kernel shows that at once, in
-any step and also while a rank starts, joins or recovers, when there is no history of steps.
+any step and also while a rank starts, joins or recovers, when there is no history of steps. Ranks that do nothing at
+all are found by `rests.py`, and reported here.
 
 Where the agent's own loop is late the whole machine may have been held up, and no rank is to blame.
 """

@@ -1,4 +1,4 @@
-"""What the threads of a process wait for, by the system calls that they are in: nothing at all, or an answer.
+"""The waits of a process's threads, by the system calls that they are in: for nothing at all, or for an answer.
 
 A train thread that sleeps or waits for a lock may do so with good reason: another thread computes for it, or waits for
 a service; a process that it has started works. Then it is not at rest. Threads of libraries wait all their lives for
@@ -24,7 +24,7 @@ _PARENT, _BEGAN = 4 - _AFTER_NAME, 22 - _AFTER_NAME
 
 
 class Wait(Enum):
-    """What a thread waits for."""
+    """The kinds of things that a thread waits for."""
 
     NOTHING = auto()  # it runs, or would if it had a core
     LOCK = auto()

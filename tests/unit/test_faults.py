@@ -69,6 +69,15 @@ def test_who_has_just_begun_what_it_does_is_not_blamed() -> None:
     )
 
 
+def test_who_does_nothing_at_all_is_blamed_however_old_its_step_is() -> None:
+    """Its agent knows for how long it may; among those that are behind, and while another waits."""
+    computes = clock(1, Activity.COMPUTING, collectives=39, activity_age_s=0.3)
+    rests = clock(2, Activity.COMPUTING, collectives=39, activity_age_s=0.4, rest_s=0.35)
+    assert stalled_ranks([clock(0), computes, rests], limit_s=1.3) == (2,)
+    assert stalled_ranks([computes, rests], limit_s=1.3) == ()
+    assert stalled_ranks([clock(0, step=4), rests], limit_s=1.3) == ()
+
+
 def test_without_clocks_nobody_is_blamed() -> None:
     """No reading, no verdict."""
     assert stalled_ranks([]) == ()
@@ -118,4 +127,5 @@ def test_a_clock_is_said_in_words() -> None:
     """Also that it is stopped, and that there is none."""
     assert describe_clock(clock(0)) == "in collective for 8.0 s"
     assert describe_clock(clock(0, suspended=True)) == "in collective for 8.0 s, stopped by a signal"
+    assert describe_clock(clock(0, rest_s=0.42)) == "in collective for 8.0 s, at rest for 0.4 s"
     assert describe_clock(None) == "its node does not answer"

@@ -99,6 +99,24 @@ def test_the_detail_names_activity_ages_and_suspension() -> None:
     assert "the process is stopped" in detail
 
 
+def test_a_rest_is_reported_once_others_wait_and_again_when_it_has_doubled() -> None:
+    watched = after(10)
+    assert watched.observe(reading(10, 0.5, rest_s=0.4), is_felt=False) is None
+    stall = watched.observe(reading(10, 0.6, rest_s=0.5))
+    assert stall is not None
+    assert "has done nothing at all for 0.50 s" in stall.detail
+    assert "in step 10, which has taken 0.60 s; computing, 4 collectives entered" in stall.detail
+    assert watched.observe(reading(10, 1.0, rest_s=0.9)) is None
+    assert watched.observe(reading(10, 1.2, rest_s=1.1)) is not None
+    assert watched.observe(reading(11)) is None
+    assert watched.observe(reading(11, 0.6, rest_s=0.5)) is not None  # in the next step from the beginning
+
+
+def test_a_rest_in_the_first_step_after_a_recovery_is_not_reported() -> None:
+    watched = after(10)
+    assert watched.observe(reading(10, generation=2, rest_s=0.5)) is None
+
+
 def test_the_next_step_is_watched_again() -> None:
     watched = after(10)
     assert watched.observe(reading(10, 5.0)) is not None
