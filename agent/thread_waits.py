@@ -26,7 +26,7 @@ _PARENT, _BEGAN = 4 - _AFTER_NAME, 22 - _AFTER_NAME
 class Wait(Enum):
     """The kinds of things that a thread waits for."""
 
-    NOTHING = auto()  # it runs, or would if it had a core
+    CORE = auto()  # it runs, or would if it had one
     LOCK = auto()
     CLOCK = auto()
     ANY = auto()  # whatever comes, over several descriptors
@@ -57,7 +57,7 @@ def wait_of(text: str, machine: str = platform.machine()) -> Wait:
     """Return what a thread waits for, by its /proc/PID/task/TID/syscall."""
     words = text.split()
     if words[:1] == [_RUNNING]:
-        return Wait.NOTHING
+        return Wait.CORE
     if len(words) < 7 or machine not in _PLAIN:
         return Wait.ONE
     number, (first, second, third) = int(words[0]), (int(word, 16) for word in words[1:4])
@@ -106,7 +106,7 @@ def _children(pid: int, now_s: float) -> Iterator[tuple[str, float]]:
 
 
 def _read(path: str) -> str:
-    """Read a file of /proc: in two thirds of the time that a Path takes, which counts for hundreds of them."""
+    """Read a file of /proc, without all that a Path does: there may be hundreds of them."""
     descriptor = os.open(f"{_PROC}/{path}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _MOST_BYTES).decode(errors="replace")

@@ -11,7 +11,7 @@ REST = "0x0 0x0 0x0 0x7ffc29089f28 0x7fa3af0d82ad"
 @pytest.mark.parametrize(
     ("text", "machine", "found"),
     [
-        ("running", X86, Wait.NOTHING),
+        ("running", X86, Wait.CORE),
         ("-1 0x7ffc29089f28 0x7fa3af0d82ad", X86, Wait.ONE),  # in no call: it waits for memory
         ("", X86, Wait.ONE),  # it has ended
         (f"202 0x55 0x189 0x0 {REST}", X86, Wait.LOCK),
