@@ -105,7 +105,7 @@ class Heartbeat:
         if self._stalls is None or self._suspensions is None:
             return
         most_s = self._stalls.most_allowed_s(readings)
-        # One that rests holds up nobody before another waits. A rank that is alone here cannot know that.
+        # One that rests holds up no other before that waits. A rank that is alone here cannot know that.
         is_felt = len(readings) == 1 or any(each.activity in WAITING for each in readings)
         for reading in readings:
             stall = self._stalls.observe(reading, most_s, is_felt=is_felt)

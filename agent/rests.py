@@ -3,7 +3,7 @@
 A process whose train thread sleeps, or waits for a lock that comes free no more, uses no processor, and the kernel says
 so at once. How long a rank may rest is learned as a step's limit is (`processor/step_limit.py`): twice as long as it
 ever has, and at least half of `grace_s` longer. That is at first twice as much, and shrinks as one over the number of
-steps. Pauses that nobody has announced are so learned before they can be an alarm; a job that waits for its device in
+steps. Pauses that no script has announced are so learned before they are an alarm; a job that waits for its device in
 most of a step rests as long as that, and has its step's limit as before. `RestClock` is pure.
 
 A limit that was too short heals itself: what a rank was replaced for counts as a rest of it, so its next process, and
