@@ -13,17 +13,35 @@ As all ranks take the same copies, all know of each whether it is one of those.
 
 With `auto` the ranks need not agree on a number of steps: each is for a copy when its own costs allow it, and so the
 copies are as far apart as the slowest rank needs. A rank that cannot copy at all is never for one.
+
+A copy costs what the training waits for it. Where no core is idle, copying makes the steps beside it longer as well,
+though nothing waits. So those steps are compared with the ones before the copy, in which none was under way; with
+`auto` there is always at least one. Step times vary for many reasons, and a copy can take no more from the training
+than the processor time that it used: more is not counted.
 """
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..protocol.errors import HostCopyError
 from ..protocol.host_copies import FILES, Disk
 
 MOST_OF_A_STEP = 0.005  # that `auto` lets the training wait for copies
 _MEASURED = 4  # copies; the quickest of them counts, as the others were held up
+_LEAST_APART = 2  # steps, with `auto`, where they are noted: some are without a copy, to be compared with
+_BEFORE = 8  # steps without a copy, with whose median those beside one are compared
+_COMPARED, _LEAST_COMPARED = 5, 3  # copies, whose median counts: the steps beside one can be longer for other reasons
+
+
+class _Cost(NamedTuple):
+    """The seconds that a copy took: of the training, in all, and of processors."""
+
+    waited_s: float
+    took_s: float
+    cpu_s: float
 
 
 class CopyCadence:
@@ -39,17 +57,25 @@ class CopyCadence:
         self._since = 0  # the step of the last copy, or at which all ranks stood: the same on all
         self._last = 0  # the step of the last copy that was taken or kept; 0: none
         self._whole = True
-        self._costs: deque[tuple[float, float]] = deque(maxlen=_MEASURED)  # seconds waited for, and in all
+        self._costs: deque[_Cost] = deque(maxlen=_MEASURED)
         self._step_s = 0.0
+        self._taken = 0
+        self._over: tuple[int, float] | None = None  # the last step that was over, and when
+        self._without: deque[float] = deque(maxlen=_BEFORE)  # what steps without a copy took
+        self._longer_s: float | None = None  # by how much the steps beside the last copy were longer, so far
+        self._longer: deque[float] = deque(maxlen=_COMPARED)
+        self._apart = 1  # at least, with `auto`
 
     @property
     def every_steps(self) -> int:
-        """How many steps are from one copy to the next; 1 before the first was measured."""
-        if self._every_steps or not self._costs or self._step_s <= 0:
-            return max(1, self._every_steps)
-        waited_s = min(waited_s for waited_s, _ in self._costs)
-        took_s = min(took_s for _, took_s in self._costs)
-        return max(1, math.ceil(max(waited_s / MOST_OF_A_STEP, took_s) / self._step_s))
+        """How many steps are from one copy to the next; with `auto` as few as may be before the first was measured."""
+        if self._every_steps:
+            return self._every_steps
+        if not self._costs or self._step_s <= 0:
+            return self._apart
+        waited_s = min(each.waited_s for each in self._costs)
+        took_s = min(each.took_s for each in self._costs)
+        return max(self._apart, math.ceil(max(waited_s / MOST_OF_A_STEP, took_s) / self._step_s))
 
     def resumed(self, common: int, since: int = 0) -> None:
         """Go on from a recovery after which all ranks have a copy of this step; 0: of no step.
@@ -57,6 +83,7 @@ class CopyCadence:
         `since`: the step of a copy that all have, or else that at which all stand.
         """
         self._last, self._whole, self._since = common, True, since
+        self._over = self._longer_s = None
 
     def due(self, step: int) -> bool:
         """Return whether a copy is due after the update that makes `step`. At once where there is none."""
@@ -78,12 +105,35 @@ class CopyCadence:
     def began(self, step: int) -> None:
         """Note that the copy of `step` is being taken, as all ranks are for it."""
         self._last, self._since, self._whole = step, step, False
+        self._taken += 1
+        self._longer_s = None
 
-    def became_whole(self, *, waited_s: float, took_s: float, step_s: float) -> None:
-        """Note that it is whole; for how long the training has waited for it, and what it took in all."""
+    def over(self, step: int, now: float, *, beside: bool) -> None:
+        """Note that a step was over at `now`, in seconds; `beside`: a copy was under way in it."""
+        self._apart = max(self._apart, _LEAST_APART)
+        before, self._over = self._over, (step, now)
+        if before is None or before[0] != step - 1:
+            return
+        took_s = now - before[1]
+        if not beside:
+            self._without.append(took_s)
+        elif self._without:
+            self._longer_s = (self._longer_s or 0.0) + took_s - statistics.median(self._without)
+
+    def became_whole(self, *, waited_s: float, took_s: float, step_s: float, cpu_s: float = 0.0) -> None:
+        """Note that it is whole; for how long the training has waited for it, and what it took in all.
+
+        `cpu_s`: the processor time that it took, and so at most from the training.
+        """
         self._whole = True
         self._step_s = step_s
-        self._costs.append((waited_s, took_s))
+        self._costs.append(_Cost(waited_s, took_s, cpu_s))
+        if self._longer_s is not None and self._taken > FILES:  # the first copies get the memory of their files
+            self._longer.append(self._longer_s)
+        if len(self._longer) >= _LEAST_COMPARED and step_s > 0:
+            most_s = min(each.cpu_s for each in self._costs)
+            needed = math.ceil(min(statistics.median(self._longer), most_s) / (MOST_OF_A_STEP * step_s))
+            self._apart = max(_LEAST_APART, needed, self._apart // 2)
 
 
 def stays(step: int, disk: Disk, common: int, *, goes_back: bool = False) -> bool:

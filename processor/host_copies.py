@@ -9,6 +9,7 @@ agent, which has them written to disk (`checkpoints/copied.py`); no other copy i
 """
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -64,6 +65,8 @@ class HostCopies:
         self._beside = isinstance(framework, Steady) and framework.changes_in_updates_alone
         self._most_bytes: int | None = None  # of a node
         self._under_way: _Copying | None = None
+        self._is_beside = False  # a copy is under way in the step that has begun
+        self._ranks_per_core = max(1.0, runtime.ranks_per_node / len(os.sched_getaffinity(0)))
         self._planned: tuple[CopyFile, int] | None = None  # the copy that is to be a checkpoint, and its step
         self._agreed = self._off = False
         self._thread: _CopyThread | None = None
@@ -120,14 +123,15 @@ class HostCopies:
             return False
         work = self._under_way
         if work is not None:
-            self._wait(work.whole)
+            work.waited_s += self._wait(work.whole)
             if work.error is not None:
                 self._give_up(work.error)
                 return False
             if not work.kept.is_set():
                 return False  # no rank writes over the copy before it until this one is on two nodes
             self._under_way = None
-            self._cadence.became_whole(waited_s=work.waited_s, took_s=work.took_s, step_s=step_s)
+            cpu_s = work.cpu_s * self._ranks_per_core
+            self._cadence.became_whole(waited_s=work.waited_s, took_s=work.took_s, step_s=step_s, cpu_s=cpu_s)
         steps = self._steps()
         # Which one it is may change with the vote in this very barrier.
         files = {file_to_write(steps, each) for each in (self._voted, None if self._voted is None else step - 1)}
@@ -143,9 +147,13 @@ class HostCopies:
 
     def take(self, step: int) -> None:
         """Begin the copy of `step`, if all ranks are for it. Runs when a step is over, before the next one."""
+        self._cadence.over(step, time.monotonic(), beside=self._is_beside)
         agreed, self._agreed = self._agreed, False
-        if not agreed:
-            return
+        if agreed:
+            self._begin_copy(step)
+        self._is_beside = agreed or (self._under_way is not None and not self._under_way.whole.is_set())
+
+    def _begin_copy(self, step: int) -> None:
         to_disk = self._cadence.goes_to_disk(step)
         self._cadence.began(step)
         try:
@@ -329,21 +337,21 @@ class HostCopies:
 
     def _await_copied(self) -> None:
         work = self._under_way
-        if work is not None and not work.copied.is_set():
-            began_s = time.monotonic()
-            self._wait(work.copied)
-            work.waited_s += time.monotonic() - began_s
+        if work is not None:
+            work.waited_s += self._wait(work.copied)
 
-    def _wait(self, event: threading.Event) -> None:
-        """Wait; the step clock stands still meanwhile."""
+    def _wait(self, event: threading.Event) -> float:
+        """Wait, and return for how many seconds; the step clock stands still meanwhile."""
         if event.is_set():
-            return
+            return 0.0
+        began_s = time.monotonic()
         clock = self._runtime.step_clock
         before = clock.activity
         clock.doing(Activity.PAUSED)
         if not event.wait(SETTLE_S):
             raise RecoveryError(f"rank {self._runtime.rank}: a copy in host memory has not ended in {SETTLE_S:g} s")
         clock.doing(before)
+        return time.monotonic() - began_s
 
     def _give_up(self, error: MidstepError) -> None:
         """Make no more copies; those that are whole stay."""
@@ -368,7 +376,7 @@ class _Copying:
         self.tensors = tensors
         self.copied, self.whole, self.kept = threading.Event(), threading.Event(), threading.Event()
         self.error: MidstepError | None = None
-        self.waited_s = self.took_s = 0.0
+        self.waited_s = self.took_s = self.cpu_s = 0.0
         self.file, self._header, self._index, self._disk = file, header, index, disk
         self._half_done, self._hand_over = half_done, hand_over
 
@@ -387,6 +395,7 @@ class _Copying:
 
     def finish(self) -> None:
         """Copy, if that has not been done, write the checksum, and hand the copy over. In the thread."""
+        began_cpu_s = time.thread_time()
         try:
             if not self.copied.is_set():
                 self.copy()
@@ -394,6 +403,7 @@ class _Copying:
             self.file.finish()
             copy = self.file.sent(verified=False)
             self.tensors = ()
+            self.cpu_s = time.thread_time() - began_cpu_s
             self.whole.set()
             self._hand_over(copy)
             self.took_s += time.monotonic() - began_s

@@ -1,5 +1,7 @@
 """When all ranks copy their state into host memory: there is always a step of which all have a whole copy."""
 
+import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -108,6 +110,79 @@ def test_auto_keeps_the_wait_below_half_a_percent_and_the_copy_within_its_steps(
     assert waits.every_steps == 20
     takes.became_whole(waited_s=0.0, took_s=0.35, step_s=0.1)
     assert takes.every_steps == 4
+
+
+STEP_S = 0.45
+
+
+def trained(cadence: CopyCadence, steps: Sequence[float], *, longer_s: float, cpu_s: float) -> list[int]:
+    """Train steps that take so long without a copy, and longer beside one; return after which ones was a copy.
+
+    A copy is whole within the step beside it, and nothing waits for it.
+    """
+    taken, now, beside = list[int](), 0.0, False
+    for step, step_s in enumerate(steps, start=1):
+        if taken and cadence.due(step):
+            cadence.became_whole(waited_s=0.0, took_s=0.04, step_s=STEP_S, cpu_s=cpu_s)
+        now += step_s + (longer_s if beside else 0.0)
+        agrees = cadence.agrees(step)
+        cadence.over(step, now, beside=beside)
+        beside = agrees
+        if agrees:
+            cadence.began(step)
+            taken.append(step)
+    return taken
+
+
+def test_auto_counts_by_how_much_steps_beside_a_copy_are_longer() -> None:
+    """Where training and copying share cores nothing waits, and 36 ms of 450 are half a percent of 16 steps."""
+    taken = trained(CopyCadence(0), [STEP_S] * 200, longer_s=0.036, cpu_s=0.036)
+    assert taken[:5] == [1, 3, 5, 7, 9]  # the first two are not counted, as they get memory, and three are compared
+    assert {later - earlier for earlier, later in itertools.pairwise(taken[5:])} == {16}
+
+
+def test_auto_copies_every_other_step_where_a_copy_costs_nothing() -> None:
+    """There is an idle core, and so the processor time of copying is not the training's."""
+    taken = trained(CopyCadence(0), [STEP_S] * 40, longer_s=0.0, cpu_s=0.036)
+    assert taken == list(range(1, 41, 2))
+
+
+def test_steps_that_are_longer_for_other_reasons_count_as_no_more_than_the_processor_time_of_a_copy() -> None:
+    """Where something else is at work on the machine all steps vary, those beside copies too."""
+    chance = random.Random(1)
+    steps = [STEP_S * chance.uniform(1, 3) for _ in range(400)]
+    taken = trained(CopyCadence(0), steps, longer_s=0.3, cpu_s=0.036)
+    assert max(later - earlier for earlier, later in itertools.pairwise(taken)) == 16
+
+
+def test_copies_come_closer_by_half_at_most_from_one_to_the_next() -> None:
+    """A few steps beside copies that were quick by chance prove little."""
+    cadence, now = CopyCadence(0), 0.0
+    found = []
+    for copy in range(24):
+        for step in (3 * copy + 1, 3 * copy + 2, 3 * copy + 3):
+            beside = step == 3 * copy + 1
+            now += STEP_S + (0.036 if beside and copy < 12 else 0.0)
+            cadence.over(step, now, beside=beside and copy > 0)
+        if copy:
+            cadence.became_whole(waited_s=0.0, took_s=0.04, step_s=STEP_S, cpu_s=0.036)
+            found.append(cadence.every_steps)
+        cadence.began(3 * copy + 3)
+    assert max(found) == 16
+    after = found[len(found) - found[::-1].index(16) :]
+    assert after[:4] == [8, 4, 2, 2]
+
+
+def test_a_step_that_was_interrupted_is_not_compared() -> None:
+    """Of the time from the last step before a recovery to the first one behind it most is no step."""
+    cadence = CopyCadence(0)
+    taken = trained(cadence, [STEP_S] * 40, longer_s=0.0, cpu_s=0.036)
+    for _ in range(6):
+        cadence.resumed(taken[-1], 40)
+        cadence.over(41, 1000.0, beside=True)
+        cadence.over(43, 2000.0, beside=True)
+        cadence.became_whole(waited_s=0.0, took_s=0.04, step_s=STEP_S, cpu_s=0.036)
+    assert cadence.every_steps == 2
 
 
 def test_the_newest_copy_is_never_overwritten() -> None:
