@@ -166,6 +166,19 @@ class Expectant(Protocol):
 
 
 @runtime_checkable
+class Rehearsing(Protocol):
+    """A framework whose first step in a process works out what depends on shapes alone, and can do so ahead."""
+
+    def rehearse(self) -> None:
+        """Work it out now. In a process that is built ahead, at the train function, before it waits for its rank.
+
+        Changes no state, draws no random numbers, does no collective, and raises nothing: the first step does what
+        could not be done.
+        """
+        ...
+
+
+@runtime_checkable
 class Concurrent(Protocol):
     """A framework whose shards can be moved while the links come up, by another thread than the train thread."""
 

@@ -21,13 +21,13 @@ from ..protocol.messages import RankJoined, StepCommitted
 from ..protocol.rank_logs import show_once
 from ..protocol.rules import OUT_OF_MEMORY
 from ..protocol.types import Activity, FaultKind, InjectionPoint
-from . import exceptions
+from . import built_ahead, exceptions
 from . import rank_loop as act
 from .audits import Audits
 from .callbacks import Callbacks, Lifecycle
 from .checkpoints.entries import JOINING_PATIENCE_S, PARKED_PATIENCE_S
 from .checkpoints.writer import CheckpointWriter
-from .framework import Comparable, Informed, Staged
+from .framework import Comparable, Informed, Rehearsing, Staged
 from .gathered import Together
 from .host_copies import HostCopies
 from .ledger import Ledger, Surroundings
@@ -56,6 +56,8 @@ class TrainThread(Surroundings):
     """Runs one resilient call in the train thread."""
 
     def __init__(self, runtime: Runtime, framework: "Framework", lifecycle: Lifecycle | None = None) -> None:
+        if isinstance(framework, Rehearsing) and built_ahead.is_waiting():
+            framework.rehearse()
         runtime.await_rank()
         self._runtime = runtime
         self._framework = framework

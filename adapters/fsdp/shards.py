@@ -5,7 +5,10 @@ the parameter is replicated, and agree in all others. So FSDP on one dimension g
 one that a rank of each replica holds, and a parameter that is not sharded one that all hold.
 """
 
+import copy
 import hashlib
+import inspect
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +24,21 @@ from ..ddp.replicated_state import ReplicatedState
 from .compatibility import offsets_of
 
 _MOST_NAMED = 4  # ranks in the name of a shard
+_ELEMENTWISE = frozenset(
+    {
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    }
+)
 Ranks = tuple[int, ...]
 ByModule = dict[str, dict[str, torch.Tensor]]  # parameters by the name of the module and their own
 
@@ -202,3 +220,42 @@ def _as_sharded(parameter: Any, piece: torch.Tensor) -> DTensor:
         stride=parameter.stride(),
     )
     return sharded
+
+
+def rehearse_update(optimizer: torch.optim.Optimizer) -> str:
+    """Do one update of stand-ins without memory, cut as the parameters are; return why it could not be done, or "".
+
+    The first operation of each kind and shape on sharded tensors has torch work out how its result is sharded, which
+    each thread then remembers. For a first update that takes longer than the update itself. Neither the optimizer nor
+    its hooks are touched. Only for optimizers of which it is known that they do nothing but arithmetic on elements.
+    """
+    kind = type(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if kind not in _ELEMENTWISE:
+        return f"a {kind.__name__} may do more than arithmetic on elements"
+    if any(parameter.device.type != "cpu" for parameter in parameters):
+        return "on a device updates are of all parameters at once, which stand-ins without memory are not"
+    stand_in = copy.copy(optimizer)
+    stand_in.state = defaultdict(dict)
+    stand_in.param_groups = [
+        {**group, "params": [_stand_in(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
+    ]
+    try:
+        with torch.no_grad():
+            inspect.unwrap(kind.step)(stand_in)  # without what surrounds it: hooks, and the mode of gradients
+    except Exception as error:  # whatever it is, the first update does without
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _stand_in(parameter: torch.Tensor) -> torch.nn.Parameter:
+    """Return a parameter like this one, with a gradient if it trains, and no memory behind either."""
+    stand_in, gradient = (_without_memory(parameter) for _ in range(2))
+    made = torch.nn.Parameter(stand_in, requires_grad=parameter.requires_grad)
+    made.grad = gradient if parameter.requires_grad else None
+    return made
+
+
+def _without_memory(parameter: torch.Tensor) -> torch.Tensor:
+    piece = torch.empty_like(local(parameter), device="meta")
+    return _as_sharded(parameter, piece) if isinstance(parameter, DTensor) else piece

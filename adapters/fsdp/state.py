@@ -6,6 +6,7 @@ pieces are read as they lie in memory, while the ranks are parked. Process group
 modules and torch's functional collectives have by name or by reference; so nothing in them has to be made again.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,9 @@ from ...protocol.types import InjectionPoint, ShardHold
 from ..ddp.state import TrainState, without_ddp
 from ..process_groups import walk_groups
 from .compatibility import clear_iteration, drop_gradients, fsdp_states, refuse_unsupported, reshard
-from .shards import Piece, RankLayout, find_pieces, local
+from .shards import Piece, RankLayout, find_pieces, local, rehearse_update
+
+_log = logging.getLogger("midstep")
 
 
 class ShardedTrainState(TrainState):
@@ -80,6 +83,13 @@ class ShardedTrainState(TrainState):
     def moves_early(self) -> bool:
         """True: pieces can be moved while the links come up, as `rebuilt` only looks at groups."""
         return True
+
+    def rehearse(self) -> None:
+        """Have torch work out how the tensors of an update are sharded, before this process waits for its rank."""
+        for name, optimizer in self.registry.optimizers.items():
+            why_not = rehearse_update(optimizer)
+            if why_not:
+                _log.debug("the first update of %s was not rehearsed: %s", name, why_not)
 
     @property
     def repeats_others(self) -> bool:

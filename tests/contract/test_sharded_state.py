@@ -1,6 +1,7 @@
 """The train state of a model that `fully_shard` was applied to: found by itself, cleared of interrupted steps."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 import midstep
 from midstep.adapters.fsdp import ShardedTrainState
 from midstep.adapters.fsdp.compatibility import clear_iteration
-from midstep.adapters.fsdp.shards import RankLayout, holders_of, shard_name
+from midstep.adapters.fsdp.shards import RankLayout, holders_of, rehearse_update, shard_name
 from midstep.protocol.errors import ConfigurationError, UnsupportedState
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -125,6 +127,79 @@ def test_reduced_gradients_outlive_clean() -> None:
     assert [parameter.grad.full_tensor().tolist() for parameter in model.parameters()] == before
     state.rolled_back(0)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.fixture
+def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations of which torch has worked out how their results are sharded."""
+    found: list[str] = []
+    work_out = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def note(self: Any, schema: Any) -> Any:
+        found.append(str(schema.op))
+        return work_out(self, schema)
+
+    monkeypatch.setattr(ShardingPropagator, "_propagate_tensor_meta_non_cached", note)
+    return found
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_a_first_update_that_was_rehearsed_finds_everything_worked_out(kind: Any, worked_out: list[str]) -> None:
+    """In the same thread: torch remembers it by thread. No hook of the script is called."""
+    model = sharded()
+    optimizer = kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("a rehearsal is no step of the script"))
+    state: Any = midstep.TrainState(model, optimizer)
+
+    def begins_to_train() -> tuple[list[str], list[str]]:
+        worked_out.clear()
+        state.rehearse()
+        rehearsed = worked_out.copy()
+        optimizer._optimizer_step_pre_hooks.clear()
+        gradients(model)
+        worked_out.clear()
+        optimizer.step()
+        return rehearsed, worked_out.copy()
+
+    with ThreadPoolExecutor(1) as fresh_thread:
+        rehearsed, left = fresh_thread.submit(begins_to_train).result()
+    assert rehearsed
+    assert not left
+
+
+def test_a_rehearsal_leaves_parameters_and_optimizer_as_they_were() -> None:
+    """It works on stand-ins, which have no memory."""
+    model = sharded()
+    model[1].bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    before, random_numbers = whole(model), torch.get_rng_state()
+    assert not rehearse_update(optimizer)
+    assert whole(model) == before
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert scheduler.last_epoch == 0
+
+
+def test_only_updates_that_are_known_to_do_arithmetic_alone_are_rehearsed() -> None:
+    """Another one may draw random numbers, or do collectives, in which no other rank would take part."""
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            pytest.fail(f"it was called with {closure}")
+
+    model = sharded()
+    for optimizer in (Own(model.parameters(), lr=0.1), torch.optim.LBFGS(torch.nn.Linear(1, 1).parameters())):
+        assert "more than arithmetic" in rehearse_update(optimizer)
+    state: Any = midstep.TrainState(model, Own(model.parameters(), lr=0.1))
+    state.rehearse()
+
+
+def test_a_rehearsal_that_fails_is_left_to_the_first_update() -> None:
+    optimizer = torch.optim.Adam(sharded().parameters(), lr=0.1)
+    optimizer.param_groups[0]["betas"] = None
+    assert rehearse_update(optimizer).startswith("TypeError: ")
 
 
 def test_one_name_finds_out_whether_modules_are_sharded() -> None:

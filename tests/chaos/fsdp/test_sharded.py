@@ -9,9 +9,11 @@ import pytest
 
 from midstep.protocol.types import ArmedFault, FaultAction, InjectionPoint
 
-from ..comparing import assert_same_numbers, finish
+from ..built import built, wait_until_built
+from ..comparing import assert_nobody_harmed, assert_same_numbers, finish
 from ..jobs import inject
-from .conftest import PATIENCE_S, WORLD, Loss, StartSharded, check_losses, undisturbed
+from ..losing import incidents_of
+from .conftest import PATIENCE_S, POLICY, PRELOAD, WORLD, Loss, StartSharded, check_losses, undisturbed
 from .training import Setting
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(500)]
@@ -48,6 +50,24 @@ def test_a_rank_with_a_copy_in_another_row_comes_back_from_it(start_sharded: Sta
         in_update(2, 8),
     )
     check_losses(start_sharded, Setting(mesh=(2, 2), steps=10), losses, nodes=1, ranks_per_node=WORLD)
+
+
+def test_a_process_that_was_built_ahead_has_rehearsed_its_update_and_no_bit_changes(
+    start_sharded: StartSharded,
+) -> None:
+    """It was built on groups without links, and what it rehearsed leaves its parameters and moments alone."""
+    setting = Setting(mesh=(2, 2), steps=8)
+    calm = undisturbed(start_sharded, setting)
+    policy = {**POLICY, "standby": {"preload": PRELOAD, "depth": "built"}}
+    faults = [inject(1, InjectionPoint.BACKWARD, 5)]
+    job = start_sharded(setting, faults, gates=[4], policy=policy, nodes=1, ranks_per_node=WORLD)
+    job.held_at(4, PATIENCE_S)
+    wait_until_built(job, WORLD)
+    job.open_gate(4)
+    (incident,) = incidents_of(job, [], PATIENCE_S)
+    assert_nobody_harmed(incident, {1}, ranks=WORLD)
+    assert (incident["resumed_step"], built(job)[incident["pids_after"]["1"]]) == (5, 1)
+    assert_same_numbers(job.record(), calm, ranks=WORLD)
 
 
 def test_without_a_copy_all_go_back_to_the_checkpoint_in_place(start_sharded: StartSharded) -> None:
