@@ -44,7 +44,8 @@ def run(folder: Path, policy: dict[str, Any] | None, ranks: int, steps: int, kil
     if policy is None:
         launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=0, limit_s=LIMIT_S)
         return notes
-    given = {**policy, "checkpoint": {"every_steps": 0}, "standby": {"preload": PRELOAD}}
+    standby = {"preload": PRELOAD, **policy.get("standby", {})}
+    given = {**policy, "checkpoint": {"every_steps": 0}, "standby": standby}
     (folder / "policy.yaml").write_text(yaml.safe_dump(given))
     launching.midstep(
         SCRIPT,
@@ -65,10 +66,11 @@ def step_s(policy: dict[str, Any] | None, mesh: str, size: str, steps: int) -> f
         return records.median_step_s(notes, ranks)
 
 
-def recovery(mesh: str, ranks: int, size: str) -> records.Recovery:
+def recovery(mesh: str, ranks: int, size: str, depth: str) -> records.Recovery:
     """Return the recovery of a job that loses rank 1 once."""
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
-        notes = run(Path(name), {}, ranks, STEPS_OF_RECOVERY, KILLED_STEP, mesh, size)
+        policy = {"standby": {"depth": depth}}
+        notes = run(Path(name), policy, ranks, STEPS_OF_RECOVERY, KILLED_STEP, mesh, size)
         return records.recovery(notes, ranks, KILLED_STEP)
 
 
@@ -105,10 +107,10 @@ def steps_of(mesh: str, size: str, repeat: int, steps: int) -> dict[str, Any]:
     }
 
 
-def recoveries_of(mesh: str, size: str, repeat: int) -> dict[str, Any]:
+def recoveries_of(mesh: str, size: str, repeat: int, depth: str) -> dict[str, Any]:
     """Measure recoveries; return medians in seconds, and the ratio to DDP's, turn by turn."""
     ranks = ranks_of(mesh)
-    kinds = {name: _once(recovery, name, ranks, size) for name in (DDP, mesh)}
+    kinds = {name: _once(recovery, name, ranks, size, depth) for name in (DDP, mesh)}
     found, foreign = by_turns(kinds, repeat)
     times = {name: [each.recovery_s for each in values] for name, values in found.items()}
     return {
@@ -148,13 +150,20 @@ def shown(result: dict[str, Any]) -> Table:
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Turns.")
 @click.option("--steps", type=click.IntRange(min=4), default=30, show_default=True, help="Steps of each job (steps).")
 @click.option("--size", type=click.Choice(list(SIZES)), default="126M", show_default=True, help="State of each rank.")
+@click.option(
+    "--depth",
+    type=click.Choice(["auto", "built"]),
+    default="auto",
+    show_default=True,
+    help="`standby.depth` (recovery). With `auto` the job is too short for a process that is built ahead.",
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
-def main(what: str, mesh: str, repeat: int, steps: int, size: str, path: Path | None) -> None:
+def main(what: str, mesh: str, repeat: int, steps: int, size: str, depth: str, path: Path | None) -> None:
     """Measure, print, and write."""
     if what == "recovery" and "x" not in mesh:
         raise click.UsageError("on one dimension no rank holds what another one has lost: give rows and columns")
     launching.end_jobs_on_sigterm()
-    result = steps_of(mesh, size, repeat, steps) if what == "steps" else recoveries_of(mesh, size, repeat)
+    result = steps_of(mesh, size, repeat, steps) if what == "steps" else recoveries_of(mesh, size, repeat, depth)
     if path is not None:
         path.write_text(json.dumps({"machine": figures.machine(), **result}, indent=1))
     Console().print(shown(result))
