@@ -15,8 +15,8 @@ from .jobs import Job
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).with_name("resting.py")
-STEPS, STEP_S = 18, 0.2
-LEARNS = {"stall": {"learns": True}}
+STEPS, STEP_S = 18, 0.05
+LEARNS = {"stall": {"learns": True, "factor": 30}}  # so that the limit of a step is well beyond that of a rest
 AT_REST = "has done nothing at all for"
 TOO_LONG = "step 15 has taken"
 
