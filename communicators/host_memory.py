@@ -4,6 +4,7 @@ A job whose framework is not torch need not have torch installed. Where it is, b
 nothing else; where it is not, they are numpy's. What holds for both is here, so that no other module has to ask.
 """
 
+import ctypes
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     Buffer = torch.Tensor | np.ndarray[Any, Any]
 
 TORCH: Any = import_module("torch") if HAS_TORCH else None
+# Python's own, and several times faster than a view of a tensor: state can be a thousand small ones.
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.restype = ctypes.py_object
+_memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_READ_ONLY = 0x100
 
 
 def dtype_of(name: str) -> "torch.dtype":
@@ -91,6 +97,12 @@ def memory_of(buffer: Any) -> memoryview:
 def address_of(buffer: Any) -> int:
     """Return where a contiguous buffer on the host begins in memory."""
     return int(buffer.ctypes.data if is_array(buffer) else buffer.data_ptr())
+
+
+def memory_at(address: int, length: int) -> memoryview:
+    """Return memory of this process for reading, as flat bytes. The caller keeps what lies there."""
+    view: memoryview = _memory_at(address, length, _READ_ONLY)
+    return view
 
 
 def copy_into(target: Any, source: Any) -> None:

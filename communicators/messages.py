@@ -1,8 +1,9 @@
 """Messages between ranks, any number under way at once, driven by the thread that waits for one of them.
 
 There is no thread behind it: a call that waits moves all messages forward, its own and the others, until what it
-waits for is done. So two ranks that send to each other cannot both be stuck, however large the messages are. What was
-sent first to a rank arrives there first, and is received into the buffer that was given first.
+waits for is done; a send moves what the socket takes at once. So two ranks that send to each other cannot both be
+stuck, however large the messages are. What was sent first to a rank arrives there first, and is received into the
+buffer that was given first.
 """
 
 import contextlib
@@ -48,7 +49,13 @@ class Messages:
     def isend(self, buffer: Any, rank: int) -> PendingMessage:
         """Start to send a contiguous buffer. Raises CommunicatorAborted or CommunicatorFailed, as does `irecv`."""
         self._neighbours.connection_to(rank, time.monotonic() + self._limit_s)
-        return self._queue(self._outgoing, buffer, rank)
+        message = self._queue(self._outgoing, buffer, rank)
+        if rank in self._outgoing:  # the peer need not wait until this rank does
+            try:
+                self._move(self._outgoing, rank, self._send)
+            except OSError as error:
+                raise self._scope.fail("message", error) from error
+        return message
 
     def irecv(self, buffer: Any, rank: int) -> PendingMessage:
         """Start to receive into a contiguous buffer. Waits until `rank` has begun to send to this rank."""

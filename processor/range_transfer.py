@@ -24,13 +24,13 @@ import dataclasses
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import xxhash
 
 from ..communicators import host_memory
 from ..communicators.base import DeviceLinks, DeviceMessage, Transfer
-from ..communicators.host_memory import copy_into, flat_view, is_on, memory_of
+from ..communicators.host_memory import address_of, copy_into, flat_view, is_on, memory_of
 from ..protocol.errors import ChecksumMismatch, RecoveryError
 from ..protocol.types import ShardTransfer
 
@@ -53,8 +53,7 @@ BLOCK_WORDS = 16 * 1024  # in one sum of a device's checksum
 _WORD_BYTES = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorRange:
+class TensorRange(NamedTuple):
     """Bytes [start, start + length) of one tensor of a shard."""
 
     tensor: int
@@ -117,10 +116,15 @@ class ShardMemory:
     """The memory of a shard's tensors, as bytes. `home`: the type of device on which a message can lie."""
 
     def __init__(self, tensors: "Sequence[torch.Tensor]", home: str = HOST) -> None:
-        # Tensors are contiguous by contract, so these are views: what is written here is written there.
-        self.flat = [flat_view(tensor) for tensor in tensors]
+        self._tensors = tensors
+        self._flat: dict[int, Any] = {}
         self._home = home
-        self.sizes = [len(flat) for flat in self.flat]
+        self.sizes = [tensor.nbytes for tensor in tensors]
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where each tensor begins in the memory of this process."""
+        return list(map(address_of, self._tensors))
 
     @property
     def size_bytes(self) -> int:
@@ -130,11 +134,11 @@ class ShardMemory:
     @property
     def at_home(self) -> bool:
         """True if all of it can be sent and received in place."""
-        return all(is_on(flat, self._home) for flat in self.flat)
+        return all(is_on(tensor, self._home) for tensor in self._tensors)
 
     def direct(self, chunk: Chunk) -> Any:
         """Return the chunk's own memory if it can be sent from or received into, else None."""
-        if len(chunk.pieces) > 1 or not is_on(self.flat[chunk.pieces[0].tensor], self._home):
+        if len(chunk.pieces) > 1 or not is_on(self._tensors[chunk.pieces[0].tensor], self._home):
             return None
         return self.view(chunk.pieces[0])
 
@@ -150,7 +154,11 @@ class ShardMemory:
 
     def view(self, piece: TensorRange) -> Any:
         """Return a piece of one tensor, where it lies."""
-        return self.flat[piece.tensor][piece.start : piece.start + piece.length]
+        flat = self._flat.get(piece.tensor)
+        if flat is None:
+            # Tensors are contiguous by contract, so this is a view: what is written here is written there.
+            flat = self._flat[piece.tensor] = flat_view(self._tensors[piece.tensor])
+        return flat[piece.start : piece.start + piece.length]
 
     def _parts(self, chunk: Chunk, staging: "torch.Tensor") -> Iterator[tuple[Any, Any]]:
         at = 0

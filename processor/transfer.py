@@ -112,8 +112,15 @@ def move(
     called, and only the memory of these shards is touched.
     """
     transfers = sorted(part.transfers, key=lambda t: (t.shard_id, t.destination, t.offset_bytes, t.source))
+    received = [t for t in transfers if t.source != rank]
     local_states = sorted(part.local_states, key=lambda t: (t.rank, t.source))
     letters = ranges.Letters(rank, links)
+    device_links = links if part.links is RepairLinks.DEVICE and isinstance(links, DeviceLinks) else None
+    home = ranges.HOST if device_links is None else device_links.device_type
+    reads = None
+    if device_links is None:
+        reads = MemoryReads(rank, transfers, ranges.Letters(rank, links), host=this_host())
+        reads.greet()
     # The header comes with the first byte; a part holds only this rank's transfers, so it is a rule.
     headers = [t for t in transfers if t.offset_bytes == 0]
     for transfer in headers:
@@ -122,29 +129,36 @@ def move(
     own = None
     if read_local_state is not None:
         own = _local_states(local_states, rank, part.target_step, letters, read_local_state)
-    accepted = {
-        t.shard_id: framework.accept_shard(t.shard_id, letters.receive(t.source, f"the header of shard {t.shard_id!r}"))
+    ends = _ends(rank, [t for t in transfers if t.source == rank], opened, home)
+    if reads is not None:
+        reads.offer(ends.values())
+    arriving = [
+        (t.shard_id, letters.receive(t.source, f"the header of shard {t.shard_id!r}"))
         for t in headers
         if t.destination == rank
-    }
+    ]
     for item in local_states:
         if item.rank == rank and item.source != rank:
             own = letters.receive(item.source, f"the rank-local state of rank {rank}")
+    if reads is not None:
+        reads.answer()  # before memory is found for what arrives: its source hashes meanwhile
+    accepted = {shard_id: framework.accept_shard(shard_id, header) for shard_id, header in arriving}
     letters.finish()
-    device_links = links if part.links is RepairLinks.DEVICE and isinstance(links, DeviceLinks) else None
-    ends = _ends(transfers, rank, opened, accepted, ranges.HOST if device_links is None else device_links.device_type)
+    _covered(received, rank, accepted)
+    ends |= _ends(rank, received, accepted, home)
     read = 0
     if device_links is None:
-        reads = MemoryReads(rank, ends, ranges.Letters(rank, links), host=this_host())
-        ranges.move_over_hosts(reads.move(), links, in_flight)
+        assert reads is not None
+        reads.move(ends.values())
+        ranges.move_over_hosts([ends[t] for t in transfers if t not in reads.moved], links, in_flight)
         if reads.changed:
             raise reads.changed[0].changed()
         read = reads.bytes_read
     else:
-        ranges.move_over_devices(ends, device_links, letters)
-    moved = sum(t.length_bytes for t in transfers if t.destination == rank)
-    received = Transferred(moved + letters.bytes_received, own, 0 if device_links is None else moved, read)
-    return Arrived(accepted, received)
+        ranges.move_over_devices([ends[t] for t in transfers], device_links, letters)
+    moved = sum(t.length_bytes for t in received)
+    over_devices = 0 if device_links is None else moved
+    return Arrived(accepted, Transferred(moved + letters.bytes_received, own, over_devices, read))
 
 
 def adopt(arrived: Arrived, framework: Framework) -> None:
@@ -176,26 +190,22 @@ def _local_states(
 
 
 def _ends(
-    transfers: Sequence[ShardTransfer],
-    rank: int,
-    opened: dict[str, OpenShard],
-    accepted: dict[str, OpenShard],
-    home: str,
-) -> list[ranges.TransferEnd]:
-    """Return this rank's ends of the transfers. Raises RecoveryError when they leave holes in a shard."""
-    sources = {shard_id: ranges.ShardMemory(shard.tensors, home) for shard_id, shard in opened.items()}
-    targets = {shard_id: ranges.ShardMemory(shard.tensors, home) for shard_id, shard in accepted.items()}
-    _covered(transfers, rank, targets)
-    return [ranges.TransferEnd(t, rank, (sources if t.source == rank else targets)[t.shard_id]) for t in transfers]
+    rank: int, transfers: Sequence[ShardTransfer], shards: dict[str, OpenShard], home: str
+) -> dict[ShardTransfer, ranges.TransferEnd]:
+    """Return this rank's ends of transfers of these shards."""
+    memories = {shard_id: ranges.ShardMemory(shard.tensors, home) for shard_id, shard in shards.items()}
+    return {t: ranges.TransferEnd(t, rank, memories[t.shard_id]) for t in transfers}
 
 
-def _covered(transfers: Sequence[ShardTransfer], rank: int, targets: dict[str, ranges.ShardMemory]) -> None:
-    for shard_id, memory in targets.items():
-        planned = sum(t.length_bytes for t in transfers if t.destination == rank and t.shard_id == shard_id)
-        if planned != memory.size_bytes:
+def _covered(received: Sequence[ShardTransfer], rank: int, accepted: dict[str, OpenShard]) -> None:
+    """Raise RecoveryError where what is received leaves holes in a shard."""
+    for shard_id, shard in accepted.items():
+        planned = sum(t.length_bytes for t in received if t.shard_id == shard_id)
+        held = sum(tensor.nbytes for tensor in shard.tensors)
+        if planned != held:
             raise RecoveryError(
                 f"the repair plan moves {planned} bytes of shard {shard_id!r} to rank {rank}, but its source says that "
-                f"it has {memory.size_bytes}; do all ranks hold the same state?"
+                f"it has {held}; do all ranks hold the same state?"
             )
 
 

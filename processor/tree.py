@@ -284,20 +284,22 @@ def _rebuild(node: Any, tensor: Callable[[int], Any], array: Callable[[int, str,
 def _build(node: Any, tensor: Callable[[int], Any], array: Callable[[int, str, list[int]], Any]) -> Any:  # noqa: PLR0911
     if type(node) is not list:
         return node
-    tag, rest = Tag(node[0]), node[1:]
+    tag, rest = node[0], node[1:]  # an int, which is the same key as its Tag and is looked up faster
+    if tag == Tag.TENSOR:
+        return tensor(rest[0])
     if tag in _SEQUENCE_MAKERS:
         return _SEQUENCE_MAKERS[tag]([_build(item, tensor, array) for item in rest])
     if tag in _DICT_MAKERS:
         built = [_build(item, tensor, array) for item in rest]
         return _DICT_MAKERS[tag](zip(built[::2], built[1::2], strict=True))
-    if tag is Tag.TENSOR:
-        return tensor(rest[0])
-    if tag is Tag.NUMPY_ARRAY:
+    if tag == Tag.NUMPY_ARRAY:
         return array(rest[0], rest[1], rest[2])
-    if tag is Tag.NUMPY_SCALAR:
+    if tag == Tag.NUMPY_SCALAR:
         return np.frombuffer(rest[1], np.dtype(rest[0]))[0]
-    if tag is Tag.COMPLEX:
+    if tag == Tag.COMPLEX:
         return complex(rest[0], rest[1])
-    if tag is Tag.DTYPE:
+    if tag == Tag.DTYPE:
         return dtype_of(rest[0])
-    return int.from_bytes(rest[0], "little", signed=True)
+    if tag == Tag.BIG_INT:
+        return int.from_bytes(rest[0], "little", signed=True)
+    raise ValueError(f"{tag!r} is no tag")

@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,12 +13,12 @@ import pytest
 import torch
 
 from midstep.processor import process_memory
-from midstep.processor.process_memory import LEAST_BYTES
+from midstep.processor.process_memory import LEAST_BYTES, THREAD_BYTES
 from midstep.processor.transfer import Transferred, run_transfers
 from midstep.protocol.errors import ChecksumMismatch
 from midstep.protocol.types import RepairPart, RestoreSource, ShardTransfer
 
-from .transfer_wire import Handle, PlainShards, Wire, WireLinks, together
+from .transfer_wire import DEADLINE_S, Handle, PlainShards, Wire, WireLinks, together
 
 COUNT = 3 * LEAST_BYTES // 4
 LETTER_BYTES = 16 * 1024
@@ -36,6 +37,11 @@ class Links(WireLinks):
 @pytest.fixture(autouse=True)
 def none_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Links, "longest", 0)
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
 
 
 def tensors(seed: int) -> list[torch.Tensor]:
@@ -76,8 +82,12 @@ def assert_arrived(frameworks: Sequence[PlainShards], shard: Sequence[torch.Tens
     assert all(torch.equal(one, other) for one, other in zip(held, shard, strict=True))
 
 
-def test_a_shard_is_read_from_three_sources_and_nothing_of_it_is_sent() -> None:
-    """Ranges may begin and end anywhere, in the middle of a number too."""
+@pytest.mark.parametrize("thread_bytes", [THREAD_BYTES, 1])
+def test_a_shard_is_read_from_three_sources_and_nothing_of_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, cores: None, thread_bytes: int
+) -> None:
+    """Ranges may begin and end anywhere, in the middle of a number too; so they do in one thread and in several."""
+    monkeypatch.setattr(process_memory, "THREAD_BYTES", thread_bytes)
     shard = tensors(1)
     size = size_of(shard)
     cuts = [0, size // 3 + 1, 2 * size // 3 + 2, size]
@@ -126,12 +136,72 @@ def test_where_memory_cannot_be_read_the_links_carry_the_shard(
     monkeypatch: pytest.MonkeyPatch, copying: object
 ) -> None:
     monkeypatch.setattr(process_memory, "_copy", copying)
+    monkeypatch.setattr(process_memory, "_hashes", pytest.fail)  # what is sent is hashed when it is sent
     shard, frameworks, transfers = pair()
     received = run(transfers, frameworks)[1]
     assert isinstance(received, Transferred)
     assert received.bytes_read == 0
     assert_arrived(frameworks, shard)
     assert Links.longest > LEAST_BYTES
+
+
+def test_where_a_process_can_be_read_and_its_tensors_cannot_the_links_carry_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The memory of a driver is that of a process, and the kernel reads none of it."""
+    copy = process_memory._copy
+
+    def without_tensors(pid: int, places: Sequence[tuple[int, int, int]]) -> None:
+        if places[-1][-1] > LETTER_BYTES:
+            raise OSError(errno.EFAULT, "Bad address")
+        copy(pid, places)
+
+    monkeypatch.setattr(process_memory, "_copy", without_tensors)
+    shard, frameworks, transfers = pair()
+    received = run(transfers, frameworks)[1]
+    assert isinstance(received, Transferred)
+    assert received.bytes_read == 0
+    assert_arrived(frameworks, shard)
+    assert Links.longest > LEAST_BYTES
+
+
+def test_an_end_that_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the source is on the host and the newcomer on a device: it is seen when memory for it was found."""
+    shard, frameworks, transfers = pair()
+    sized = process_memory.Range
+    monkeypatch.setattr(process_memory, "Range", lambda addresses, sizes: sized(addresses, (*sizes[:-1], 1)))
+    received = run(transfers, frameworks)[1]
+    assert isinstance(received, Transferred)
+    assert received.bytes_read == 0
+    assert_arrived(frameworks, shard)
+
+
+def test_much_is_done_in_several_threads_at_once_and_what_one_raises_is_raised(cores: None) -> None:
+    both, done = threading.Barrier(2, timeout=DEADLINE_S), []
+
+    def work(item: int) -> None:
+        both.wait()  # one thread for all of it would wait here in vain
+        done.append(item)
+
+    process_memory._in_threads(work, range(2), 2 * THREAD_BYTES)
+    assert sorted(done) == [0, 1]
+    threads: set[int] = set()
+
+    def failing(item: int) -> None:
+        threads.add(threading.get_ident())
+        both.wait()
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("of another thread")
+
+    with pytest.raises(ValueError, match="of another thread"):
+        process_memory._in_threads(failing, range(2), 2 * THREAD_BYTES)
+    assert len(threads) == 2
+
+
+def test_little_is_done_in_the_thread_that_asks(cores: None) -> None:
+    threads: set[int] = set()
+    process_memory._in_threads(lambda _: threads.add(threading.get_ident()), range(9), THREAD_BYTES)
+    assert threads == {threading.get_ident()}
 
 
 def test_ranks_of_two_hosts_do_not_try(monkeypatch: pytest.MonkeyPatch) -> None:

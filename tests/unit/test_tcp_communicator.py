@@ -105,6 +105,24 @@ def test_ranks_that_send_much_to_each_other_at_once_are_not_stuck(ranks: Ranks) 
     assert ranks.run(exchange) == [True] * SIZE
 
 
+def test_what_the_socket_takes_leaves_before_its_sender_waits(ranks: Ranks) -> None:
+    ranks.connect(1)
+    received = threading.Event()
+
+    def hand_over(rank: int, each: TcpCommunicator) -> None:
+        if rank == 0:
+            sent = each.isend(np.arange(1000), 1)
+            assert received.wait(LONG_S)
+            sent.wait()
+        elif rank == 1:
+            array = np.empty(1000, int)
+            each.irecv(array, 0).wait()
+            assert array.tolist() == list(range(1000))
+            received.set()
+
+    ranks.run(hand_over)
+
+
 def test_an_abort_ends_a_collective_that_waits_and_the_next_generation_is_good(ranks: Ranks) -> None:
     """Ranks 0 and 1 wait for rank 2, which never comes."""
     ranks.connect(1)
