@@ -117,10 +117,9 @@ def move(
     letters = ranges.Letters(rank, links)
     device_links = links if part.links is RepairLinks.DEVICE and isinstance(links, DeviceLinks) else None
     home = ranges.HOST if device_links is None else device_links.device_type
-    reads = None
-    if device_links is None:
-        reads = MemoryReads(rank, transfers, ranges.Letters(rank, links), host=this_host())
-        reads.greet()
+    readable = transfers if device_links is None else ()
+    reads = MemoryReads(rank, readable, ranges.Letters(rank, links), host=this_host())
+    reads.greet()
     # The header comes with the first byte; a part holds only this rank's transfers, so it is a rule.
     headers = [t for t in transfers if t.offset_bytes == 0]
     for transfer in headers:
@@ -130,8 +129,7 @@ def move(
     if read_local_state is not None:
         own = _local_states(local_states, rank, part.target_step, letters, read_local_state)
     ends = _ends(rank, [t for t in transfers if t.source == rank], opened, home)
-    if reads is not None:
-        reads.offer(ends.values())
+    reads.offer(ends.values())
     arriving = [
         (t.shard_id, letters.receive(t.source, f"the header of shard {t.shard_id!r}"))
         for t in headers
@@ -140,25 +138,21 @@ def move(
     for item in local_states:
         if item.rank == rank and item.source != rank:
             own = letters.receive(item.source, f"the rank-local state of rank {rank}")
-    if reads is not None:
-        reads.answer()  # before memory is found for what arrives: its source hashes meanwhile
+    reads.answer()  # before memory is found for what arrives: its source hashes meanwhile
     accepted = {shard_id: framework.accept_shard(shard_id, header) for shard_id, header in arriving}
     letters.finish()
     _covered(received, rank, accepted)
     ends |= _ends(rank, received, accepted, home)
-    read = 0
+    reads.move(ends.values())
     if device_links is None:
-        assert reads is not None
-        reads.move(ends.values())
         ranges.move_over_hosts([ends[t] for t in transfers if t not in reads.moved], links, in_flight)
         if reads.changed:
             raise reads.changed[0].changed()
-        read = reads.bytes_read
     else:
         ranges.move_over_devices([ends[t] for t in transfers], device_links, letters)
     moved = sum(t.length_bytes for t in received)
     over_devices = 0 if device_links is None else moved
-    return Arrived(accepted, Transferred(moved + letters.bytes_received, own, over_devices, read))
+    return Arrived(accepted, Transferred(moved + letters.bytes_received, own, over_devices, reads.bytes_read))
 
 
 def adopt(arrived: Arrived, framework: Framework) -> None:
