@@ -1,17 +1,18 @@
 """Nodes of a job as its controller sees them: one connection each, and ranks that answer every order at once.
 
 Sockets, keys, envelopes, numbers and acknowledgements are the product's own, through the agents' own link. Only what
-they say is played (`played_rank.py`). Many of them live in one process.
+they say is played (`played_rank.py`), and how ranks and agent hear each other inside a node: what is said to the
+controller is the same, and the cores that it shares with these nodes have less to do. Many live in one process.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
-from played_rank import PlayedRank, Setting
+from played_rank import PlayedRank, Setting, answers_of
 
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
@@ -25,11 +26,13 @@ from midstep.protocol.messages import (
     ProcessExited,
     ProcessStarted,
     ProgressReported,
+    RankReport,
+    RanksReported,
     StartProcess,
     StopProcess,
 )
 from midstep.protocol.nonblocking import Context
-from midstep.protocol.rank_relay import RankRelay, gathering_of
+from midstep.protocol.rank_relay import gathering_of
 from midstep.protocol.transport import DealerSocket
 from midstep.protocol.types import (
     RankProgress,
@@ -39,7 +42,6 @@ from midstep.protocol.types import (
 
 SIGKILL = -9
 SOCKETS_EACH = 4
-RESEND_EVERY_S = 0.2
 TELL_EVERY_S = 0.05
 
 
@@ -83,9 +85,8 @@ class PlayedNode:
         self._setting = setting
         mailbox = Mailbox(job=setting.job, address=address, session=time.time_ns())
         mailbox.expect_ranks(setting.world_size)
-        self._words = RankRelay(job=setting.job, node=name, session=mailbox.session)
         self._gather_s = gathering_of(setting.world_size)
-        self._gathering: asyncio.TimerHandle | None = None
+        self._started: list[PlayedRank] = []  # and have not joined yet
         self._link = ControllerLink(
             mailbox,
             DealerSocket(
@@ -96,29 +97,12 @@ class PlayedNode:
             ),
             on_command=self._obey,
             on_new_controller=self._join,
-            on_acknowledged=self._acknowledged,
         )
         self._join()
 
-    def saw(self, kind: str, generation: int) -> None:
-        """Note that an order has arrived."""
-        self._saw(kind, generation)
-
-    def hear(self, envelope: Envelope) -> None:
-        """Take in what a rank says; it leaves with what the others of the node say."""
-        answer = self._words.hear(envelope, 1, time.monotonic())
-        if answer is not None:
-            self._deliver([answer])
-        if self._words.is_due(self.ranks):
-            self._leave()
-        elif self._words.has_gathered and self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(self._gather_s, self._leave)
-
-    def repeat(self, now: float) -> None:
-        """Repeat to ranks, and for them, what was not acknowledged."""
-        self._deliver(self._words.due(now))
-        for rank in self.ranks.values():
-            rank.resend(now)
+    def complain(self) -> None:
+        """Have all ranks report a broken collective."""
+        self._report([rank.complaint() for rank in self.ranks.values()])
 
     def beat(self) -> None:
         """Show that the node lives."""
@@ -141,31 +125,28 @@ class PlayedNode:
         running = tuple(rank.running for rank in self.ranks.values())
         self._link.post(NodeJoined(self.name, self.name, StoreEndpoint("127.0.0.1", 1), running))
 
-    def _leave(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        self._words.leave(self._link.post, time.monotonic())
+    def _report(self, reports: list[RankReport]) -> None:
+        """Say in one message what ranks say at about one time, as the agents' own relay does."""
+        if reports:
+            self._link.post(RanksReported(self.name, tuple(reports)))
 
-    def _acknowledged(self, number: int) -> None:
-        self._deliver(self._words.acknowledged(number))
-
-    def _deliver(self, envelopes: Iterable[Envelope]) -> None:
-        for envelope in envelopes:
-            rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
-            if rank is not None:
-                rank.take(envelope)
+    def _join_ranks(self) -> None:
+        started, self._started = self._started, []
+        self._report([rank.joined() for rank in started if self.ranks.get(rank.rank) is rank])
 
     def _obey(self, envelope: Envelope) -> None:
         match envelope.body:
-            case OrderRanks() as orders:
-                self._deliver(self._words.order(orders, envelope.term, time.monotonic()))
+            case OrderRanks() as message:
+                for order in message.orders:
+                    self._saw(type(order.command).__name__.lower(), order.generation)
+                self._report(answers_of(self.ranks, message))
             case StartProcess() as order:
-                self._words.forget(order.rank)
-                self.saw("start", order.generation)
-                rank = self.ranks[order.rank] = PlayedRank(order, self._setting, self)
+                self._saw("start", order.generation)
+                rank = self.ranks[order.rank] = PlayedRank(order, self._setting, self.name)
                 self._link.post(ProcessStarted(self.name, rank.running, warm=True))
-                rank.join()
+                if not self._started:
+                    asyncio.get_running_loop().call_later(self._gather_s, self._join_ranks)
+                self._started.append(rank)
             case StopProcess(rank=number) if number in self.ranks:
                 stopped = self.ranks.pop(number)
                 self._link.post(ProcessExited(self.name, stopped.running, SIGKILL, time.time(), expected=True))
@@ -193,8 +174,8 @@ class _Nodes:
         asyncio.get_running_loop().add_reader(orders.fileno(), self._obey)
 
     async def live(self) -> None:
-        """Beat, resend and tell what was seen, until the order to end."""
-        tasks = [asyncio.create_task(each()) for each in (self._beat, self._resend, self._tell)]
+        """Beat and tell what was seen, until the order to end."""
+        tasks = [asyncio.create_task(each()) for each in (self._beat, self._tell)]
         await self._ended.wait()
         for task in tasks:
             task.cancel()
@@ -226,13 +207,6 @@ class _Nodes:
                     await asyncio.sleep(early_s)
             await asyncio.sleep(max(0.0, began_s + self._heartbeat_s - time.monotonic()))
 
-    async def _resend(self) -> None:
-        while True:
-            await asyncio.sleep(RESEND_EVERY_S)
-            now = time.monotonic()
-            for node in self._nodes.values():
-                node.repeat(now)
-
     def _obey(self) -> None:
         order: Order = self._orders.recv()
         match order:
@@ -248,8 +222,7 @@ class _Nodes:
                 self._ended.set()
                 return
         for node in self._nodes.values():
-            for played in node.ranks.values():
-                played.complain()
+            node.complain()
 
 
 def live(setting: Setting, orders: Connection) -> None:

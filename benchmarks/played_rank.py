@@ -1,26 +1,26 @@
 """The process of a rank as its controller sees it: it answers every order at once, and trains nothing."""
 
 import time
-from typing import Protocol
+from collections.abc import Mapping
 
 import msgspec
 
-from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
-    Envelope,
     FaultReported,
+    OrderRanks,
     Quiesce,
+    RankCommand,
     RankJoined,
     RankQuiesced,
     RankReady,
+    RankReport,
+    RankWord,
     Rejoin,
-    Report,
     Resume,
     StartProcess,
     StepCommitted,
 )
 from midstep.protocol.types import (
-    CONTROLLER,
     Activity,
     FaultKind,
     FaultReport,
@@ -50,26 +50,12 @@ class Setting(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
 
 
-class Node(Protocol):
-    """The carrier of a rank's words."""
-
-    name: str
-
-    def hear(self, envelope: Envelope) -> None:
-        """Take in what a rank says."""
-
-    def saw(self, kind: str, generation: int) -> None:
-        """Note that an order has arrived."""
-
-
 class PlayedRank:
-    """The process of a rank. `say` sends its envelopes over its node's connection."""
+    """The process of a rank, whose words its node carries."""
 
-    def __init__(self, order: StartProcess, setting: Setting, node: Node) -> None:
+    def __init__(self, order: StartProcess, setting: Setting, node: str) -> None:
         self.rank, self.incarnation, self.generation = order.rank, order.incarnation, order.generation
         self.committed = 0
-        self.mailbox = Mailbox(job=setting.job, address=rank_address(self.rank), session=order.incarnation)
-        self.mailbox.expect_ranks(setting.world_size)
         self._node, self._setting = node, setting
         # In place of a process id: what no other process of the job has.
         self._pid = FIRST_PID + self.rank + self.incarnation * setting.world_size
@@ -80,41 +66,21 @@ class PlayedRank:
         """Return its numbers, as its agent knows them."""
         return RunningProcess(self.rank, self._pid, self.incarnation, self.generation)
 
-    def join(self) -> None:
+    def joined(self) -> RankReport:
         """Say that the train function is reached."""
-        self.say(RankJoined(self.rank, self.generation, self.incarnation, self._pid, self._report(), 0.0))
+        return self._said(RankJoined(self.rank, self.generation, self.incarnation, self._pid, self._report(), 0.0))
 
-    def take(self, envelope: Envelope) -> None:
-        """Acknowledge what has come, and answer it once."""
-        taken = self.mailbox.take(envelope, time.monotonic())
-        if taken.reply is not None:
-            self._node.hear(taken.reply)
-        if not taken.deliver:
-            return
-        if envelope.number:
-            self._node.hear(self.mailbox.acknowledge(envelope))
-        self._obey(envelope)
-
-    def complain(self) -> None:
+    def complaint(self) -> RankReport:
         """Report a broken collective."""
         kind, address = FaultKind.COMMUNICATION, rank_address(self.rank)
-        self.say(
+        return self._said(
             FaultReported(
                 FaultReport(
                     kind, time.time(), address, "connection closed by peer",
-                    self.rank, self._node.name, self.generation, self.incarnation,
+                    self.rank, self._node, self.generation, self.incarnation,
                 )
             )
         )  # fmt: skip
-
-    def say(self, report: Report) -> None:
-        """Report to the controller, until it acknowledges."""
-        self._node.hear(self.mailbox.post(report, CONTROLLER, time.monotonic()))
-
-    def resend(self, now: float) -> None:
-        """Send again what the controller has not acknowledged."""
-        for envelope in self.mailbox.due(now):
-            self._node.hear(envelope)
 
     def progress(self) -> RankProgress:
         """Read the step clock."""
@@ -122,22 +88,25 @@ class PlayedRank:
             self.rank, self.incarnation, self.generation, self.committed, Activity.COMPUTING, 2, 0.1, 0.1, STEP_S
         )
 
-    def _obey(self, envelope: Envelope) -> None:
-        match envelope.body:
+    def answer(self, command: RankCommand) -> RankReport | None:
+        """Carry out an order, and say so at once."""
+        match command:
             case Quiesce(generation=generation):
                 self.generation = generation
-                self._node.saw("quiesce", generation)
                 phases_s = {"stop": 0.0, "clean": 0.0}
-                self.say(RankQuiesced(self.rank, generation, self.incarnation, self._report(), phases_s))
+                return self._said(RankQuiesced(self.rank, generation, self.incarnation, self._report(), phases_s))
             case Rejoin(generation=generation, part=part):
                 self.generation, self.committed, self._clean = generation, part.target_step, True
-                self._node.saw("rejoin", generation)
                 phases_s = {"rebuild": 0.0, "repair": 0.0, "rollback": 0.0}
-                self.say(RankReady(self.rank, generation, self.incarnation, part.target_step, phases_s))
+                return self._said(RankReady(self.rank, generation, self.incarnation, part.target_step, phases_s))
             case Resume(generation=generation, step=step):
                 self.committed = step + 1
-                self._node.saw("resume", generation)
-                self.say(StepCommitted(self.rank, generation, self.incarnation, step + 1, time.time(), STEP_S))
+                word = StepCommitted(self.rank, generation, self.incarnation, step + 1, time.time(), STEP_S)
+                return self._said(word)
+        return None
+
+    def _said(self, word: RankWord) -> RankReport:
+        return RankReport(self.rank, self.incarnation, word)
 
     def _report(self) -> StepReport:
         shard = f"shard{self.rank % SHARDS}"
@@ -145,3 +114,9 @@ class PlayedRank:
         copies = [LocalStateCopy(rank, self.committed) for rank in (self.rank, (self.rank - shift) % size)]
         holds = (ShardHold(shard, SHARD_BYTES),) if self._clean else ()
         return StepReport(self.committed, False, self._clean, holds, (shard,), tuple(copies) if self._clean else ())
+
+
+def answers_of(ranks: Mapping[int, PlayedRank], message: OrderRanks) -> list[RankReport]:
+    """Return what the ranks of a node say when they have carried out their orders."""
+    answers = (ranks[each.rank].answer(each.command) for each in message.orders if each.rank in ranks)
+    return [answer for answer in answers if answer is not None]

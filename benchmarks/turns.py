@@ -14,14 +14,14 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import click
 import figures
 import msgspec
-from played_rank import PlayedRank, Setting
+from played_rank import PlayedRank, Setting, answers_of
 
 from midstep.controller.driver import Driver
 from midstep.controller.endpoints.local_sockets import ControlServer
@@ -36,18 +36,17 @@ from midstep.protocol.codec import encode, envelopes_of, pack
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import (
-    Ack,
     Envelope,
     NodeHeartbeat,
     NodeJoined,
     OrderRanks,
     ProcessExited,
     ProcessStarted,
+    RankReport,
     RanksReported,
     Report,
     StartProcess,
 )
-from midstep.protocol.rank_relay import RankRelay
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, JobSpec, StoreEndpoint, node_address
 
@@ -128,23 +127,18 @@ class Node:
         self._setting = setting
         self._mailbox = Mailbox(job=setting.job, address=self.address, session=1)
         self._mailbox.expect_ranks(setting.world_size)
-        self._words = RankRelay(job=setting.job, node=name, session=1)
+        self._said: list[RankReport] = []
         self._leaving: list[bytes] = []
-
-    def hear(self, envelope: Envelope) -> None:
-        """Take in what a rank says; it leaves with what the others of the node say."""
-        answer = self._words.hear(envelope, 1, time.monotonic())
-        if answer is not None:
-            self._deliver([answer])
 
     def send(self, envelope: Envelope) -> None:
         """Let an envelope leave with the others of this turn."""
         self._leaving.append(encode(envelope))
 
-    def saw(self, kind: str, generation: int) -> None:
-        """Orders are not counted here."""
+    def complain(self) -> None:
+        """Have all ranks report a broken collective."""
+        self._said += [rank.complaint() for rank in self.ranks.values()]
 
-    def say(self, report: Report, *, reliable: bool = True) -> None:
+    def say(self, report: Report | RanksReported, *, reliable: bool = True) -> None:
         """Report in the agent's own name."""
         self.send(self._mailbox.post(report, CONTROLLER, time.monotonic(), reliable=reliable))
 
@@ -152,35 +146,24 @@ class Node:
         """Take in what has come, and let the ranks answer."""
         for envelope in envelopes_of(frame):
             taken = self._mailbox.take(envelope, time.monotonic())
-            if isinstance(envelope.body, Ack):
-                self._deliver(self._words.acknowledged(envelope.body.number))
             if taken.deliver:
                 self.send(self._mailbox.acknowledge(envelope))
                 self._obey(envelope)
 
     def _obey(self, envelope: Envelope) -> None:
         match envelope.body:
-            case OrderRanks() as orders:
-                self._deliver(self._words.order(orders, envelope.term, time.monotonic()))
+            case OrderRanks() as message:
+                self._said += answers_of(self.ranks, message)
             case StartProcess() as order:
-                started = self.ranks[order.rank] = PlayedRank(order, self._setting, self)
+                started = self.ranks[order.rank] = PlayedRank(order, self._setting, self.name)
                 self.say(ProcessStarted(self.name, started.running, warm=True))
-                started.join()
-
-    def _deliver(self, envelopes: Iterable[Envelope]) -> None:
-        for envelope in envelopes:
-            rank = self.ranks.get(int(envelope.receiver.rpartition("/")[2]))
-            if rank is not None:
-                rank.take(envelope)
-
-    def _post(self, body: RanksReported) -> int:
-        envelope = self._mailbox.post(body, CONTROLLER, time.monotonic())
-        self.send(envelope)
-        return envelope.number
+                self._said.append(started.joined())
 
     def frames(self) -> Iterator[Received]:
         """Yield what leaves."""
-        self._words.leave(self._post, time.monotonic())
+        said, self._said = self._said, []
+        if said:
+            self.say(RanksReported(self.name, tuple(said)))
         leaving, self._leaving = self._leaving, []
         return (Received(self.address, self.address, frame) for frame in pack(leaving))
 
@@ -246,8 +229,7 @@ class Job:
         killed = node.ranks.pop(rank)
         node.say(ProcessExited(node.name, killed.running, SIGKILL, time.time(), expected=False))
         for each in self.nodes.values():
-            for played in each.ranks.values():
-                played.complain()
+            each.complain()
         return self.settle()
 
     def beat(self) -> float:
