@@ -217,7 +217,7 @@ class Front:
                 continue
             self._turn, self._asked = connection, self._proof()[0]
             try:
-                connection.initiate()
+                connection.initiate(time.monotonic())
                 self._watch(connection)
             except OSError:
                 self._drop(connection)
@@ -283,9 +283,15 @@ class Front:
     def _watch(self, connection: Connection) -> None:
         """Wait for what can be carried: neither side is read before the other has taken what it has to."""
         reads = not connection.to_router and connection.paused_until_s <= time.monotonic()
-        self._set(connection.client, connection, _READ * reads | _WRITE * bool(connection.to_client))
-        if connection.router is not None:
-            wanted = _READ * (not connection.to_client) | _WRITE * bool(connection.to_router)
+        wanted = _READ * reads | _WRITE * bool(connection.to_client)
+        if wanted != connection.client_events:
+            connection.client_events = wanted
+            self._set(connection.client, connection, wanted)
+        if connection.router is None:
+            return
+        wanted = _READ * (not connection.to_client) | _WRITE * bool(connection.to_router)
+        if wanted != connection.router_events:
+            connection.router_events = wanted
             self._set(connection.router, connection, wanted)
 
     def _set(self, end: socket.socket, connection: Connection, wanted: int) -> None:

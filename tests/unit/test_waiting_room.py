@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstep.protocol.connection import HANDSHAKE_S, SILENT_S, Connection, ConnectionLimits, WaitingRoom
+from midstep.protocol.connection import HANDSHAKE_S, SILENT_S, TURNS, Connection, ConnectionLimits, WaitingRoom
 
 LIMITS = ConnectionLimits(connections=10, unproven=4, unproven_per_address=3)
 OURS, THEIRS = "10.0.0.1", "10.0.0.2"
@@ -68,11 +68,22 @@ def test_a_full_room_is_closed_while_those_in_it_have_their_time(door: Door) -> 
 
 
 def test_who_waits_for_an_answer_about_its_key_goes_for_no_other(door: Door) -> None:
-    """Only the limit of a handshake ends it."""
+    """Only the limit of a handshake ends it, from when its key began to be looked at."""
     room, inside = full(door, asks=True)
+    for each in inside:
+        each.turn_s = each.began_s
     assert room.is_closed(len(inside), 4.9)
     assert list(room.overdue(4.9)) == []
     assert list(room.overdue(LIMITS.handshake_s + 0.0025)) == inside[:3]
+
+
+def test_who_waits_for_its_turn_does_not_lose_the_time_of_its_handshake(door: Door) -> None:
+    """When all nodes connect at once the last one's turn comes later than a handshake may take."""
+    room, inside = full(door, asks=True)
+    late_s = 3 * LIMITS.handshake_s
+    inside[0].turn_s, inside[1].turn_s = 0.0, late_s - 1
+    assert list(room.overdue(late_s)) == inside[:1]
+    assert list(room.overdue(TURNS * LIMITS.handshake_s + 1)) == inside
 
 
 def test_the_places_of_one_address_are_its_own_affair(door: Door) -> None:
