@@ -51,8 +51,8 @@ def _out_of_range(envelope: m.Envelope, world_size: int) -> str | None:
     if not envelope.session:
         return "number out of range"
     body = envelope.body
-    if isinstance(body, m.Ack):
-        return None
+    if isinstance(body, (m.Ack, m.RanksReported, *_WITH_CLOCKS)):
+        return None  # they are looked at rank by rank, and a process that no controller has ordered is refused there
     return None if all(rank < world_size for rank in ranks_of(body)) else "about no rank of this job"
 
 
@@ -110,7 +110,7 @@ _OF_A_NODE = (
     m.NodeWords,
     m.RanksReported,
 )
-_OF_A_RANK = (m.RankJoined, m.RankQuiesced, m.RankReady, m.StepCommitted, m.RankFinished, m.CheckpointSaved)
+_OfARank = m.RankJoined | m.RankQuiesced | m.RankReady | m.StepCommitted | m.RankFinished | m.CheckpointSaved
 _WITH_REPORT = (m.RankJoined, m.RankQuiesced)
 _OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
 _WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
@@ -146,22 +146,32 @@ def believed_of(
 
 def refusal_of_rank(report: m.RankReport, identity: str, world_size: int, placement: PlacementHistory) -> str | None:
     """Return why a report of a rank, which came in one of its node, is not believed; None if it is."""
-    rank = report.rank
+    rank, word = report.rank, report.word
     if rank >= world_size:
         return "no such rank"
     if placement.node_of(rank, report.incarnation) != identity:
         return "reported by an agent that does not have the rank"
-    if not all(each < world_size for each in ranks_of(report.word)):
+    if isinstance(word, m.FaultReported):
+        return _refusal_of_own_report(word.report, report, identity, world_size)
+    copies = word.report.local_states if isinstance(word, _WITH_REPORT) else ()
+    if word.rank >= world_size or any(copy.rank >= world_size for copy in copies):
         return "about no rank of this job"
-    return _refusal_of_ranks_word(report, identity, placement)
+    return _refusal_of_ranks_word(word, report, identity, placement)
+
+
+def _refusal_of_ranks_word(
+    word: _OfARank, said: m.RankReport, identity: str, placement: PlacementHistory
+) -> str | None:
+    if word.rank != said.rank:
+        return "about another rank"
+    # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
+    if isinstance(word, m.CheckpointSaved) or word.incarnation == said.incarnation:
+        return None
+    return None if placement.node_of(said.rank, word.incarnation) == identity else "about a process of another node"
 
 
 def ranks_of(body: m.Message) -> Sequence[int]:
     """Return the ranks that a message speaks of: what comes from the wire must not index past the world."""
-    if isinstance(body, _WITH_REPORT):
-        return [body.rank, *[copy.rank for copy in body.report.local_states]]
-    if isinstance(body, _OF_A_RANK):
-        return (body.rank,)
     if isinstance(body, m.FaultReported):
         return () if body.report.rank is None else (body.report.rank,)
     return [rank for rank, _ in _processes_of(body)]
@@ -190,20 +200,10 @@ def _refusal_of_processes(body: m.Message, address: str, placement: PlacementHis
     return "about a process of another node"
 
 
-def _refusal_of_ranks_word(said: m.RankReport, identity: str, placement: PlacementHistory) -> str | None:
-    body, rank = said.word, said.rank
-    if isinstance(body, m.FaultReported):
-        return _refusal_of_own_report(body.report, said, identity)
-    if body.rank != rank:
-        return "about another rank"
-    # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
-    if isinstance(body, m.CheckpointSaved) or placement.node_of(rank, body.incarnation) == identity:
-        return None
-    return "about a process of another node"
-
-
-def _refusal_of_own_report(report: FaultReport, said: m.RankReport, identity: str) -> str | None:
+def _refusal_of_own_report(report: FaultReport, said: m.RankReport, identity: str, world_size: int) -> str | None:
     """Refuse what a process may not report: it reports only its own faults."""
+    if report.rank is not None and report.rank >= world_size:
+        return "about no rank of this job"
     if report.seen_by != rank_address(said.rank):
         return "speaks for another observer"
     if report.node is not None and node_address(report.node) != identity:

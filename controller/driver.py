@@ -45,7 +45,7 @@ from .enroller import Enroller
 from .journal.journal import Journal
 from .journal.records import JournalEntry
 from .journal.upkeep import JournalTrouble, Upkeep
-from .journaled import Journaled, NoticeEvent
+from .journaled import Journaled, NoticeEvent, in_runs
 from .keepalive import KeepAlive
 from .learned import Learned
 from .liveness import KeptWords, Liveness, ProgressBoard, with_single_copies
@@ -422,12 +422,13 @@ class Driver:
             return
         self._trouble.end(now)
         del self._pending[: len(batch)]
-        for pending, new in zip(batch, fresh, strict=True):
-            actions = self._take_event(pending.entry.event, now) if new else []
-            if pending.arrival is not None:
-                self._wire.acknowledge(pending.arrival)
-            if pending.answer is not None:
-                pending.answer(self._requests.answer(pending.entry.event, actions))
+        for together in in_runs(zip(batch, fresh, strict=True), lambda pair: pair[0].entry.event):
+            actions = self._take_events([pending.entry.event for pending, new in together if new], now)
+            for pending, _ in together:
+                if pending.arrival is not None:
+                    self._wire.acknowledge(pending.arrival)
+                if pending.answer is not None:
+                    pending.answer(self._requests.answer(pending.entry.event, actions))
             self._perform(actions, now)
 
     def _suffer(self, error: JournalError, now: float) -> None:
@@ -438,12 +439,13 @@ class Driver:
         self._pending = [pending for pending in self._pending if pending.answer is None]
         self._trouble.suffer(error, now, len(self._pending))
 
-    def _take_event(self, event: Journaled, now: float) -> list[Action]:
-        actions = self._learned.take(event, now)
+    def _take_events(self, events: Sequence[Journaled], now: float) -> list[Action]:
+        actions = self._learned.take_all(events, now)
         self._finish = self._learned.finish
-        if isinstance(event, NodeLost):
-            self._wire.forget(node_address(event.node))  # its agent is gone, and acknowledges nothing
-            self._told.forget(node_address(event.node))
+        for event in events:
+            if isinstance(event, NodeLost):
+                self._wire.forget(node_address(event.node))  # its agent is gone, and acknowledges nothing
+                self._told.forget(node_address(event.node))
         return actions
 
     def _perform(self, actions: list[Action], now: float) -> None:

@@ -3,19 +3,29 @@
 The machine decides by the first alone. By the others the next controller knows what people were told.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from ..protocol.incidents import NoticeKind
-from ..protocol.messages import FaultReported, RankJoined, RankQuiesced, RankReady, RanksReported, StepCommitted
+from ..protocol.messages import (
+    FaultReported,
+    ProcessStarted,
+    RankJoined,
+    RankQuiesced,
+    RankReady,
+    RanksReported,
+    StepCommitted,
+)
 from ..protocol.types import FaultKind
 from .recovery.events import Action, Event
 
 # Answers that the machine only notes: what follows from many of them follows from how the ranks stand after the last.
-_ANSWERS = (RankJoined, RankQuiesced, RankReady, StepCommitted)
+_ANSWERS = (ProcessStarted, RankJoined, RankQuiesced, RankReady, StepCommitted)
+
+_Taken = TypeVar("_Taken")
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -72,16 +82,28 @@ def each_event(journaled: Journaled) -> tuple[Event | NoticeEvent, ...]:
     return tuple(report.word for report in journaled.reports) if isinstance(journaled, RanksReported) else (journaled,)
 
 
-def together(journaled: Journaled) -> Iterator[Sequence[Event | NoticeEvent]]:
-    """Yield what is handled at once of what was journaled: ranks' reports of one kind, and all else by itself."""
-    if not isinstance(journaled, RanksReported):
-        yield (journaled,)
-        return
-    for kind, events in groupby(each_event(journaled), handled_with):
+def together(journaled: Iterable[Journaled]) -> Iterator[Sequence[Event | NoticeEvent]]:
+    """Yield what is handled at once of what was journaled at one time: reports of one kind, and all else by itself.
+
+    It does not matter who has reported: what a thousand nodes have said by now is handled as what one has said.
+    """
+    for kind, events in groupby(chain.from_iterable(map(each_event, journaled)), handled_with):
         if kind is not None:
             yield tuple(events)
         else:
             yield from ((event,) for event in events)
+
+
+def in_runs(taken: Iterable[_Taken], event_of: Callable[[_Taken], Journaled]) -> Iterator[list[_Taken]]:
+    """Yield messages of nodes that say no more than what is noted of their ranks as long as they come, all else alone.
+
+    Those of a run are taken in, acknowledged and acted on together.
+    """
+    for is_run, group in groupby(taken, lambda each: isinstance(event_of(each), RanksReported | ProcessStarted)):
+        if is_run:
+            yield list(group)
+        else:
+            yield from ([each] for each in group)
 
 
 def handled(machine: Decides, events: Sequence[Event | NoticeEvent], at_s: float) -> list[Action]:
@@ -92,4 +114,4 @@ def handled(machine: Decides, events: Sequence[Event | NoticeEvent], at_s: float
 
 def decided(machine: Decides, journaled: Journaled, at_s: float) -> list[Action]:
     """Return what a machine wants done for all that was journaled at once."""
-    return [action for events in together(journaled) for action in handled(machine, events, at_s)]
+    return [action for events in together((journaled,)) for action in handled(machine, events, at_s)]

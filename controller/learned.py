@@ -3,11 +3,12 @@
 It can be written down as a snapshot, from which another controller continues without the events before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ..protocol.errors import JournalError, SnapshotUnreadable
+from ..protocol.messages import ProcessStarted
 from ..protocol.slow_records import SlowTold
 from .enrolment import EnrolmentBook
 from .journaled import Journaled, NoticeEvent, handled, together
@@ -66,11 +67,17 @@ class Learned:
 
     def take(self, event: Journaled, at_s: float) -> list[Action]:
         """Learn from what was journaled, and from what the machine makes of it; the same in a replay."""
-        return [action for events in together(event) for action in self._learn(events, at_s)]
+        return self.take_all((event,), at_s)
+
+    def take_all(self, journaled: Iterable[Journaled], at_s: float) -> list[Action]:
+        """Learn from what was journaled at one time. Taken one by one it teaches the same."""
+        return [action for events in together(journaled) for action in self._learn(events, at_s)]
 
     def _learn(self, events: Sequence[Event | NoticeEvent], at_s: float) -> list[Action]:
         actions = handled(self.machine, events, at_s)
-        event = events[-1]  # of those of one kind none teaches what another one does not
+        event = events[-1]  # of those of one kind none teaches what another one does not, but which processes there are
+        for earlier in events[:-1] if isinstance(event, ProcessStarted) else ():
+            self.routes.learn(earlier, ())
         self.at_s = max(self.at_s, at_s)
         self.stop_requested |= isinstance(event, StopRequested)
         self.routes.learn(event, actions)

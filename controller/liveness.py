@@ -227,8 +227,9 @@ class ProgressBoard:
                 continue
             by_incarnation = self._ranks.setdefault(progress.rank, {})
             by_incarnation[progress.incarnation] = progress
-            for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
-                del by_incarnation[incarnation]
+            if len(by_incarnation) > 1:
+                for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
+                    del by_incarnation[incarnation]
 
     @property
     def is_heard(self) -> bool:

@@ -193,7 +193,8 @@ class RecoveryMachine:
                 state.ignore(f"{type(each).__name__} while {phase}")
                 continue
             taken = True
-            self._fold(handler(state, each))
+            if recs := handler(state, each):
+                self._fold(recs)
         if not taken:
             return []
         for tidy in parts.tidies:

@@ -414,7 +414,7 @@ class JobState:
         if change is not None and change.stage in AT_THE_BOUNDARY:
             return Phase.PAUSING
         if world.has(*_ON_THE_WAY):
-            newcomer = world.first(RankState.STARTING)
+            newcomer = world.one_in(RankState.STARTING)
             return Phase.STARTING if newcomer is not None and newcomer.connected else Phase.QUIESCING
         return Phase.FINISHING if world.has(RankState.RELEASED, RankState.EXITED) else Phase.RUNNING
 

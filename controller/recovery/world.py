@@ -199,7 +199,7 @@ class World:
             left = self._standing[holder.state]
             left.pop(holder.rank, None)
             if not left:
-                left.clear()  # a dict keeps the places of what was removed, and `first` would look at each of them
+                left.clear()  # a dict keeps the places of what was removed, and `one_in` would look at each of them
             self._standing[state][holder.rank] = None
         holder.state = state
         holder.is_new = holder.is_new and state is not RankState.READY
@@ -258,9 +258,9 @@ class World:
         """Return whether some rank stands in one of the states; the same work in a world of any size."""
         return any(map(self._standing.__getitem__, states))
 
-    def first(self, state: RankState) -> Holder | None:
+    def one_in(self, state: RankState) -> Holder | None:
         """Return one of the holders in a state, None when there is none; the same work in a world of any size."""
-        for rank in self._standing[state]:
+        for rank in reversed(self._standing[state]):  # those that came first leave first, and leave gaps at the start
             return self.holders[rank]
         return None
 

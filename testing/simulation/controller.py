@@ -112,8 +112,8 @@ class Controller:
     def replay(self) -> None:
         """Fold the journal into a fresh machine: it must act and remember the same.
 
-        What ranks of a node answered together is handled at once, as the driver does; while the job was played, each
-        answer was handled by itself.
+        What ranks answered at one time is handled at once, as the driver does; while the job was played, each answer
+        was handled by itself.
         """
         world, machine = self._world, self._new_machine()
         assert len(self.done) == len(self.journal) or not self.up  # it died over what came after the job's end
@@ -344,12 +344,12 @@ class Controller:
 
 
 def _handled_at_once() -> Callable[[Entry], object]:
-    """Return a key that is the same for what is handled at once of one message, and else another one for each entry."""
+    """Return a key that is the same for what is handled at once, and else another one for each entry."""
     numbers = count()
 
     def key(entry: Entry) -> object:
-        event, *origin = entry
+        event, at_s, *_, number = entry
         kind = handled_with(event)
-        return (kind, *origin) if kind is not None and origin[-1] else next(numbers)
+        return (kind, at_s) if kind is not None and number else next(numbers)
 
     return key
