@@ -132,7 +132,7 @@ class PlayedNode:
 
     def _join_ranks(self) -> None:
         started, self._started = self._started, []
-        self._report([rank.joined() for rank in started if self.ranks.get(rank.rank) is rank])
+        self._report([each.joined() for each in started if each in self.ranks.values()])
 
     def _obey(self, envelope: Envelope) -> None:
         match envelope.body:

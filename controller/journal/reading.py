@@ -61,7 +61,7 @@ def _replayed(where: Where) -> tuple[RecoveryMachine, TimeAccount, SlowHistory, 
             last_s, times, slow = snapshot.at_s, snapshot.times, snapshot.slow
 
         for event, at_s in events_behind(journal, find_start(journal, first, restore, journal.snapshots())):
-            for events in together(event):
+            for events in together((event,)):
                 handled(machine, events, at_s)
                 times.follow(machine.state, events[-1], at_s)
                 slow.follow(machine.state, events[-1], at_s)
