@@ -61,13 +61,13 @@ def draw_progress(rows: Sequence[schedule_table.Row], peers: Mapping[str, Peer],
         axis.plot(
             row.shown.done_s, steps,
             color=OWN if place is None else OTHERS[place % len(OTHERS)],
+            drawstyle="steps-post",
             linestyle="-" if row.trial.setting is Setting.TUNED else "--",
             label=_name(row, peers) + ("" if row.total_s else ", gave up"),
         )  # fmt: skip
         if row.total_s is None:
             axis.plot(row.shown.done_s[-1:], steps[-1:], "x", color="#333333")
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlim(left=0)
     axis.set_xlabel("seconds since the start")
     axis.set_ylabel("steps complete")
     axis.spines[["top", "right"]].set_visible(False)

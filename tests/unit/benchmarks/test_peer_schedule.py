@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from midstep.benchmarks.peers import __main__ as command
 from midstep.benchmarks.peers import course, report, schedule, schedule_table
+from midstep.benchmarks.peers import picture as picture_module
 from midstep.benchmarks.peers.course import Course
 from midstep.benchmarks.peers.kinds import FAULT_STEP, TOTAL_STEPS, VICTIM, Draw, Fault, Setting, Trial
 from midstep.benchmarks.peers.marks import NODE
@@ -261,6 +263,22 @@ def test_a_tool_that_gave_up_stands_below_with_its_step_and_its_reason() -> None
     assert "gave up at step 9 of 20 (kill of rank 0): no new step in 150 s |" in lines[5]
     assert "not tried: cannot be installed here: no wheel" in text
     assert "the last lines" not in text
+
+
+def test_a_picture_has_a_line_for_each_tool_that_was_tried(tmp_path: Path) -> None:
+    """Also for one that gave up; what could not be installed has none."""
+    pytest.importorskip("matplotlib")
+    found = Results(
+        {},
+        [*attempts(OURS, came(30.0)), *attempts(THEIRS, came(9.0, steps=9), why="its programs ended")],
+        {"dlrover": "cannot be installed here: no wheel"},
+    )
+    picture = tmp_path / "progress.svg"
+    picture_module.draw_progress(schedule_table.rows(found, PEERS, SHORT, 4), PEERS, picture)
+    text = picture.read_text()
+    assert ">midstep, tuned<" in text
+    assert ">torchrun --max-restarts, tuned, gave up<" in text
+    assert "DLRover" not in text
 
 
 def test_runs_of_one_fault_and_of_a_schedule_are_told_apart() -> None:
