@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ...processor.ballot import Ballot
-from ...processor.ballot import VOTES_OF_A_STEP
+from ...processor.ballot import VOTES_OF_A_STEP, Ballot
 from ...processor.framework import ShardDigest
 from ...processor.votes import Votes
 from ...protocol.errors import Interrupted
