@@ -51,8 +51,8 @@ def _out_of_range(envelope: m.Envelope, world_size: int) -> str | None:
     if not envelope.session:
         return "number out of range"
     body = envelope.body
-    if isinstance(body, (m.Ack, m.RanksReported, *_WITH_CLOCKS)):
-        return None  # they are looked at rank by rank, and a process that no controller has ordered is refused there
+    if isinstance(body, _OF_ORDERED_PROCESSES):
+        return None
     return None if all(rank < world_size for rank in ranks_of(body)) else "about no rank of this job"
 
 
@@ -114,6 +114,8 @@ _OfARank = m.RankJoined | m.RankQuiesced | m.RankReady | m.StepCommitted | m.Ran
 _WITH_REPORT = (m.RankJoined, m.RankQuiesced)
 _OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
 _WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
+# They are looked at process by process, and one that no controller has ordered to start is refused there.
+_OF_ORDERED_PROCESSES = (m.Ack, m.RanksReported, *_WITH_CLOCKS)
 
 
 def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | None:
