@@ -86,8 +86,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     ranges: tuple[Range, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Whether the destination could read the number of an offer, and so will read its ranges."""
+class OfferAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """The destination's word on an offer: whether it could read the number, and so will read the ranges."""
 
     reads: bool
 
@@ -153,7 +153,7 @@ class MemoryReads:
                 continue
             offer = self._hear(peer, Offer)
             if offer.ranges:
-                answer = Answer(_readable(self._near[peer], offer))
+                answer = OfferAnswer(_readable(self._near[peer], offer))
                 self._say(answer, peer)
                 if answer.reads:
                     self._taken[peer] = offer
@@ -161,7 +161,7 @@ class MemoryReads:
     def move(self, ends: Iterable[TransferEnd]) -> None:
         """Read what can be read, and let others read, of all `ends` of this rank."""
         found = {end.transfer: end for end in ends}
-        readers = [peer for peer in self._offered if self._hear(peer, Answer).reads]
+        readers = [peer for peer in self._offered if self._hear(peer, OfferAnswer).reads]
         for peer in readers:
             self._say(Digests(tuple(_hashes([found[transfer] for transfer in self._sent[peer]]))), peer)
         self._read({peer: [found[transfer] for transfer in self._received[peer]] for peer in self._taken})

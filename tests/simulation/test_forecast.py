@@ -89,17 +89,17 @@ def test_votes_find_what_is_corrupted_with_every_process_kept() -> None:
     assert each.goodput > rare.goodput > 0.9
 
 
-def test_votes_cost_what_hashing_takes_and_with_auto_half_a_percent() -> None:
-    """Steps of 10 s and votes of 0.2 s: one in every 4 steps. What is wrong is found 4 steps later at most."""
+def test_votes_cost_what_hashing_takes_and_with_auto_less_than_half_a_percent() -> None:
+    """Steps of 10 s and votes of 0.2 s: one in every 5 steps. What is wrong is found 5 steps later at most."""
     model, goodput = Model(vote_s=0.2), list[float]()
-    settings: tuple[tuple[int | Literal["auto"], float], ...] = ((0, 0.0), (1, 0.2), ("auto", 0.05))
+    settings: tuple[tuple[int | Literal["auto"], float], ...] = ((0, 0.0), (1, 0.2), ("auto", 0.04))
     for every, cost_s in settings:
         policy = msgspec.structs.replace(default_policy(), integrity=IntegrityPolicy(every_steps=every))
         outlook = Forecast(policy, SMALL, FaultTrace(model=model), hours=48.0, seed=1).run()
         assert outlook.lost_s.get(Loss.VOTES, 0.0) == pytest.approx(outlook.steps_done * cost_s, rel=0.001)
         goodput.append(outlook.goodput)
     never, always, auto = goodput
-    assert 1 - auto / never == pytest.approx(0.005, abs=0.0002)
+    assert 1 - auto / never == pytest.approx(0.004, abs=0.0002)
     assert 1 - always / never == pytest.approx(0.02, abs=0.0005)
     found = corrupted("auto")
     assert [took.rung for took in found.timeline] == [Rung.RETRY_STEP] * 2
