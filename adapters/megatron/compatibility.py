@@ -139,6 +139,8 @@ def refuse_unsupported(parts: Parts) -> None:
 
 TESTED = ("0.12.1", "0.14.0", "0.15.3", "0.16.1")
 
+GRADIENT_NORMS = ("clip_grad_norm", "get_grad_norm")  # the first is called by one optimizer, the other by a chain
+
 # Module or class, and what must be there: functions, methods and module globals.
 NAMES: dict[str, tuple[str, ...]] = {
     "megatron.core.parallel_state": (
@@ -170,8 +172,18 @@ NAMES: dict[str, tuple[str, ...]] = {
         "zero_grad_buffer",
     ),
     "megatron.core.distributed.param_and_grad_buffer._ParamAndGradBucketGroup": ("start_param_sync",),
-    "megatron.core.optimizer.optimizer.MegatronOptimizer": ("step", "step_with_ready_grads", "zero_grad"),
-    "megatron.core.optimizer.optimizer.ChainedOptimizer": ("step", "step_with_ready_grads", "zero_grad"),
+    "megatron.core.optimizer.optimizer.MegatronOptimizer": (
+        *GRADIENT_NORMS,
+        "step",
+        "step_with_ready_grads",
+        "zero_grad",
+    ),
+    "megatron.core.optimizer.optimizer.ChainedOptimizer": (
+        *GRADIENT_NORMS,
+        "step",
+        "step_with_ready_grads",
+        "zero_grad",
+    ),
     "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer": ("_copy_main_params_to_model_params",),
     "megatron.core.optimizer_param_scheduler.OptimizerParamScheduler": ("step",),
     "megatron.core.num_microbatches_calculator": (

@@ -34,6 +34,7 @@ from ...processor.framework import OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...protocol.types import InjectionPoint, ShardHold
 from .buddy import Buddies, say
+from .compatibility import GRADIENT_NORMS
 from .parts import Parts, bucket_groups
 from .process_groups import refuse_stale
 from .rank_local_state import RankLocalState
@@ -43,7 +44,6 @@ from .shards import derive_parameters, is_distributed, main_parameters
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
 
-GRADIENT_NORMS = ("clip_grad_norm", "get_grad_norm")  # the first is called by one optimizer, the other by a chain
 Enter = Callable[[], AbstractContextManager[Any]]
 
 

@@ -24,6 +24,7 @@ from midstep.adapters.megatron import (
     skip_initial_values,
 )
 from midstep.adapters.megatron.compatibility import (
+    GRADIENT_NORMS,
     REFUSALS,
     REFUSED_ELSEWHERE,
     check_version,
@@ -207,6 +208,16 @@ def test_a_version_that_lacks_a_name_is_refused(monkeypatch: pytest.MonkeyPatch)
     """The error names what is missing, and the versions that have it."""
     monkeypatch.setitem(compatibility.NAMES, "megatron.core.parallel_state", ("create_group", "no_such_function"))
     with pytest.raises(ConfigurationError, match=r"lacks megatron\.core\.parallel_state\.no_such_function"):
+        check_version()
+
+
+@pytest.mark.parametrize("name", GRADIENT_NORMS)
+def test_a_version_without_what_computes_the_gradient_norm_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its hook would find nothing to replace."""
+    monkeypatch.delattr(f"megatron.core.optimizer.optimizer.MegatronOptimizer.{name}")
+    with pytest.raises(ConfigurationError, match=rf"lacks megatron\.core\..*MegatronOptimizer\.{name}"):
         check_version()
 
 
