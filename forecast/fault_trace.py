@@ -76,7 +76,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_s: Seconds = 40.0  # the same, from a checkpoint
     host_copy_s: Seconds = 10.0  # a copy in host memory is whole, on another node too; so far apart `auto` has them
     checkpoint_s: Seconds = 5.0  # a checkpoint is written; training stands still for it, if it is not asynchronous
-    vote_s: Seconds = 0.1  # what ranks hold is hashed for one vote; `auto` lets votes cost half a percent
+    vote_s: Seconds = 0.1  # what ranks hold is hashed for one vote; `auto` lets votes take 0.4 % of the time
     exit_seen_s: Seconds = 0.05
     device_seen_s: Seconds = 5.0  # from a device fault to its report
     node_start_s: Seconds = 180.0  # the platform brings a node that it was asked for

@@ -145,7 +145,7 @@ class HostCopyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IntegrityPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often ranks vote on what they hold (0: never; auto: for less than half a percent), and what follows.
+    """How often ranks vote on what they hold (0: never; auto: as often as 0.4 % of the time allows), and what follows.
 
     Every `audit_steps` (0: never) each rank repeats the step of the rank before it, and their gradients are compared.
     A rank that was wrong `strikes` times on one node within `window_s` is moved to another node.

@@ -44,7 +44,7 @@ _log = logging.getLogger("midstep")
 
 
 class VoteCadence:
-    """Decides which steps have a vote: each Nth, or as many as cost less than half a percent of the time.
+    """Decides which steps have a vote: each Nth, or as many as 0.4 % of the time allows.
 
     What it holds is the same on all ranks once they have passed the barrier of a vote together.
     """
