@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.errors import Interrupted
 from ..protocol.faults import EACH_TIME
@@ -83,6 +83,20 @@ class VoteCadence:
         self._last, self._apart = step, apart
 
 
+class _Said(NamedTuple):
+    """The hashes of all shards of this rank in a vote.
+
+    `voices`: of those shards on which it had a voice in that vote. A later repair changes for which it has one.
+    """
+
+    step: int
+    hashes: dict[str, int]
+    voices: dict[str, int]
+
+
+_NOTHING = _Said(-1, {}, {})
+
+
 class Votes:
     """The votes of one rank. Used by the train thread; without `integrity.every_steps` it does nothing."""
 
@@ -105,16 +119,14 @@ class Votes:
         self.agreed = 0  # the newest state that passed a vote; all before it are right, too
         self.sound: int | None = None  # where a vote was lost, or memory changed: what was copied later may be wrong
         self._resumed = self._begun = -1
-        self._open: dict[str, int] = {}  # what this rank has said in a vote, until it has heard the others
+        self._open = _NOTHING  # what this rank has said in a vote, until it has heard the others
+        self._unheard = _NOTHING  # the same, where it was stopped before that
         self._received: frozenset[str] = frozenset()  # shards that came from other ranks, and have passed no vote here
         self._proven: frozenset[str] = frozenset()  # shards whose copies have been equal
         self._left_out: frozenset[str] = frozenset()  # those that never were
         self._found: Mapping[str, ShardDigest] | None = None  # where the step began; None: no vote in this step
         # What was here at a vote that blamed no rank, and all that was anywhere.
         self._doubtful: dict[int, dict[str, tuple[int, tuple[int, ...]]]] = {}
-        # What this rank has said in a vote of that step, until it has heard the others, and if it was stopped before.
-        self._said: tuple[int, dict[str, int]] = (-1, {})
-        self._unheard: tuple[int, dict[str, int]] = (-1, {})
         self._reported: set[FaultKind] = set()  # that stand, where training goes on all the same
 
     @property
@@ -125,9 +137,9 @@ class Votes:
     def resumed(self, step: int) -> None:
         """Begin to train from a state: at the start, and after each recovery, whose first step has a vote."""
         self.agreed, self._resumed, self._found = min(self.agreed, step), step, None
-        if self._said[1]:
-            self._unheard, self._said = self._said, (-1, {})
-        self._open, self.sound = {}, None
+        if self._open.voices:
+            self._unheard = self._open
+        self._open, self.sound = _NOTHING, None
         self._cadence.resumed(step)
 
     @contextmanager
@@ -175,9 +187,10 @@ class Votes:
         changed = self._changed(found) if self._steady and found else ()
         if found:
             self._cadence.took(self._hashing_s)
-        self._open = {name: each.whole for name, each in found.items()}
-        hashes = {name: each for name, each in self._open.items() if name not in self._left_out}
-        self._said = self._begun, {name: each for name, each in hashes.items() if name not in self._received}
+        mine = {name: each.whole for name, each in found.items()}
+        hashes = {name: each for name, each in mine.items() if name not in self._left_out}
+        voices = {name: each for name, each in hashes.items() if name not in self._received}
+        self._open = _Said(self._begun, mine, voices)
         return Ballot(
             self._runtime.rank,
             hashes,
@@ -199,8 +212,7 @@ class Votes:
         result = ballot.result(self._runtime.world_size)
         if not result.voted:
             return
-        mine, self._open, self._found = self._open, {}, None
-        self._said = (-1, {})
+        mine, self._open, self._found = self._open.hashes, _NOTHING, None
         self._hear_late(step, result)
         self._cadence.voted(step, result.apart)
         if result.first and step < FIRST_VOTE:  # where others have voted before a new process comes back to it, it does
@@ -221,8 +233,7 @@ class Votes:
 
         Runs where the commit barrier broke before this rank had heard what all say.
         """
-        mine, self._open = self._open, {}
-        self._said = (-1, {})
+        mine, self._open = self._open.hashes, _NOTHING
         if step < FIRST_VOTE and not self._proven:
             return
         if mine and self._then is not IntegrityAction.REPORT:  # which goes on from one that is lost, too
@@ -231,7 +242,7 @@ class Votes:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _is_due(self, step: int) -> bool:
-        repeats = step in {self._resumed, self._unheard[0], *self._doubtful}
+        repeats = step in {self._resumed, self._unheard.step, *self._doubtful}
         return repeats or self._cadence.is_due(step) or not self._proven
 
     def _changed(self, found: "Mapping[str, ShardDigest]") -> tuple[str, ...]:
@@ -312,12 +323,12 @@ class Votes:
 
     def _hear_late(self, step: int, result: VoteResult) -> None:
         """Remember a vote on this state as the others do, if this rank was stopped in its barrier."""
-        unheard, said = self._unheard
-        if step < unheard:
+        unheard = self._unheard
+        if step < unheard.step:
             return
-        self._unheard = (-1, {})
-        missed = {name: (own, result.before[name]) for name, own in said.items() if name in result.before}
-        if missed and step == unheard:
+        self._unheard = _NOTHING
+        missed = {name: (own, result.before[name]) for name, own in unheard.voices.items() if name in result.before}
+        if missed and step == unheard.step:
             self._doubtful.setdefault(step, missed)
 
     def _differs_again(self, step: int, mine: dict[str, int], result: VoteResult) -> tuple[tuple[str, ...], str | None]:
