@@ -405,7 +405,7 @@ def slow_view(slow: SlowTold, at_s: float) -> list[RenderableType]:
         told.append(
             Text(f"{wording.count_text(hidden, 'earlier time')} that a node was named slow left out", style="dim")
         )
-    told.append(Text("score: times as long as others; - where it is told in words:", style="dim"))
+    told.append(Text("A score of 2 means twice as long as others; - means no score. This was measured:", style="dim"))
     told += [
         Text(f"{wording.cell(each.node)}: {wording.telling_line(each.said)}", style="dim")
         for each in slow.records[-SLOW_RECORDS:]

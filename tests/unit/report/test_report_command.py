@@ -70,6 +70,7 @@ def test_slow_ranks_are_in_the_text_and_in_the_data(run: Run) -> None:
     text = run().output
     assert "slow      2  node-1   1.90  2026-02-02 02:40:00 UTC  1 min 0 s  reported" in text
     assert "3 earlier times that a node was named slow left out" in text
+    assert "A score of 2 means twice as long as others; - means no score. This was measured:\nnode-1: " in text
     assert json.loads(run("--json").stdout)["slow"][0]["scores"] == {"2": 1.9}
 
 
