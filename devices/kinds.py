@@ -32,7 +32,8 @@ class CommunicatorKind:
         device_links: Whether its links carry memory of the device, so that a repair needs no copy on the hosts.
         script_names: What a script may pass to `init_process_group` as its backend.
         tensors: The devices whose tensors its collectives take, as torch names them.
-        grows: Whether its groups can get more ranks while the processes of those that they have stay.
+        grows: Whether its groups can get more ranks while the processes of those that they have stay. It has the
+            methods of `communicators.base.GrowingGroups` then.
     """
 
     name: str

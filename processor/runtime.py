@@ -159,11 +159,7 @@ class Runtime:
         )
         check_arguments(given, job)
         if settings.grows_in_place:
-            if not isinstance(self.communicator, GrowingGroups):
-                raise errors.ConfigurationError(
-                    f"scale.in_place in the policy: the communicator {settings.communicator} has groups of one size. "
-                    "Leave scale.in_place out: all processes restart to grow"
-                )
+            assert isinstance(self.communicator, GrowingGroups)  # the launcher has refused all others
             self.communicator.only_whole_groups()
         self.device.prepare(local_rank, environment, settings.link_up_s)
         self.communicator.init(
