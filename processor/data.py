@@ -194,9 +194,8 @@ class ResumableBatches(Iterable[Any]):
         sampler = self._sampler
         if not isinstance(sampler, DistributedSampler):
             return
-        total = len(sampler.dataset)  # type: ignore[arg-type]
-        each = total // world_size if sampler.drop_last else -(-total // world_size)
-        sampler.num_replicas, sampler.num_samples, sampler.total_size = world_size, each, each * world_size
+        made: DistributedSampler[Any] = DistributedSampler(sampler.dataset, world_size, 0, drop_last=sampler.drop_last)
+        sampler.num_replicas, sampler.num_samples, sampler.total_size = world_size, made.num_samples, made.total_size
 
     def remaining(self) -> Iterator["_Indices"]:
         """Yield the indices of each batch that is left of this epoch, with the seed for the worker that fetches it."""
@@ -224,9 +223,9 @@ class ResumableBatches(Iterable[Any]):
         total = len(sampler.dataset)  # type: ignore[arg-type]
         whole.num_replicas, whole.rank, whole.num_samples, whole.total_size = 1, 0, total, total
         order = list(whole)
-        left = order[self._start :]
-        each = len(left) // self._ranks if sampler.drop_last else -(-len(left) // self._ranks)
-        filled = itertools.islice(itertools.chain(left, itertools.cycle(order)), each * self._ranks)
+        left: Any = order[self._start :]
+        size = DistributedSampler(left, self._ranks, 0, drop_last=sampler.drop_last).total_size
+        filled = itertools.islice(itertools.chain(left, itertools.cycle(order)), size)
         mine = list(filled)[sampler.rank :: self._ranks]
         return iter(BatchSampler(mine, self._batches.batch_size, self._batches.drop_last))
 
