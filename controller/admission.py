@@ -197,9 +197,14 @@ def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHi
 def _refusal_of_processes(body: m.Message, address: str, placement: PlacementHistory) -> str | None:
     if isinstance(body, m.NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
         return "longer than last words may be"
-    if all(placement.node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body)):
-        return None
-    return "about a process of another node"
+    node_of = placement.node_of
+    if isinstance(body, _WITH_CLOCKS):  # most of what arrives: looked at where they are
+        known = all(node_of(each.rank, each.incarnation) == address for each in body.ranks)
+        told = body.reported if isinstance(body, m.NodeHeartbeat) else None
+        known = known and (told is None or node_of(told.rank, told.incarnation) == address)
+    else:
+        known = all(node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body))
+    return None if known else "about a process of another node"
 
 
 def _refusal_of_own_report(report: FaultReport, said: m.RankReport, identity: str, world_size: int) -> str | None:
@@ -215,11 +220,6 @@ def _refusal_of_own_report(report: FaultReport, said: m.RankReport, identity: st
 
 def _processes_of(body: m.Message) -> Sequence[tuple[int, int]]:
     """Return rank and incarnation of the processes that an agent speaks of."""
-    if isinstance(body, _WITH_CLOCKS):
-        ranks = [(progress.rank, progress.incarnation) for progress in body.ranks]
-        if isinstance(body, m.NodeHeartbeat) and body.reported is not None:
-            ranks.append((body.reported.rank, body.reported.incarnation))
-        return ranks
     if isinstance(body, m.NodeWords):
         return [(words.rank, words.incarnation) for words in body.ranks]
     if isinstance(body, m.NodeJoined):

@@ -388,7 +388,7 @@ class Driver:
         for event in self._liveness.judge(now):
             _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
             self._pend(event)
-        for report in self._board.slow.look(now, self._machine.state):
+        for report in self._board.look(now, self._machine.state):
             self._pend(FaultReported(report))
         if held is None and self._liveness.hold is not None:
             _log.warning("%s", self._liveness.hold.text(now))

@@ -17,7 +17,7 @@ from ..protocol.incidents import JobStatus, RankStatus, ReportedSeries
 from ..protocol.messages import Command, DeleteNode, EndJob, NodeHeartbeat, NodeJoined, NodeLost, NodeWords
 from ..protocol.rank_logs import in_lines
 from ..protocol.reports import ReportedValues
-from ..protocol.types import RankProgress, node_address
+from ..protocol.types import FaultReport, RankProgress, node_address
 from .journaled import Journaled
 from .recovery.events import Event, HoldEnded
 from .recovery.state import JobState
@@ -216,38 +216,56 @@ class ProgressBoard:
         self._world_size = world_size
         self.reported = ReportedBoard()
         self.slow = SlowRanks()
+        self._unread: dict[str, NodeHeartbeat] = {}  # of each node the latest, until they are asked for
         self._ranks: dict[int, dict[int, RankProgress]] = {}  # by rank, then incarnation: a successor may be ready
 
     def take(self, heartbeat: NodeHeartbeat, now: float = 0.0) -> None:
         """Take in the step clocks of a node. An earlier incarnation never hides a later one, nor the other way."""
         self.reported.take(heartbeat.reported, now)
-        self.slow.take(heartbeat)
-        for progress in heartbeat.ranks:
-            if not 0 <= progress.rank < self._world_size:
-                continue
-            by_incarnation = self._ranks.setdefault(progress.rank, {})
-            by_incarnation[progress.incarnation] = progress
-            if len(by_incarnation) > 1:
-                for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
-                    del by_incarnation[incarnation]
+        self._unread[heartbeat.node] = heartbeat
+
+    def _read(self) -> Mapping[int, Mapping[int, RankProgress]]:
+        """Return what is known of each rank. Of thousands of nodes most clocks are replaced before they are read."""
+        unread, self._unread = self._unread, {}
+        for heartbeat in unread.values():
+            self.slow.take(heartbeat)
+            for progress in heartbeat.ranks:
+                if 0 <= progress.rank < self._world_size:
+                    self._note(progress)
+        return self._ranks
+
+    def _note(self, progress: RankProgress) -> None:
+        by_incarnation = self._ranks.setdefault(progress.rank, {})
+        by_incarnation[progress.incarnation] = progress
+        if len(by_incarnation) > 1:
+            for incarnation in [each for each in by_incarnation if each < max(by_incarnation) - 1]:
+                del by_incarnation[incarnation]
+
+    def look(self, now: float, state: JobState) -> tuple[FaultReport, ...]:
+        """Return what is to be reported of slow ranks now."""
+        if not self.slow.is_due(now, state):
+            return ()
+        self._read()
+        return self.slow.look(now, state)
 
     @property
     def is_heard(self) -> bool:
         """Tell whether any rank has said how far it is."""
-        return bool(self._ranks)
+        return bool(self._read())
 
     def reached(self) -> int:
         """Return the most steps that the present process of any rank has committed."""
-        return max((by_incarnation[max(by_incarnation)].step for by_incarnation in self._ranks.values()), default=0)
+        return max((by_incarnation[max(by_incarnation)].step for by_incarnation in self._read().values()), default=0)
 
     def overlay(self, status: JobStatus) -> JobStatus:
         """Return the machine's status with the steps and activities of the latest heartbeats.
 
         The machine only knows what was journaled; between incidents the ranks move on without telling it.
         """
+        known = self._read()
         ranks = tuple(self._overlay_rank(rank) for rank in status.ranks)
         committed = max((rank.step for rank in ranks), default=0)
-        latest = [by_incarnation[max(by_incarnation)] for by_incarnation in self._ranks.values()]
+        latest = [by_incarnation[max(by_incarnation)] for by_incarnation in known.values()]
         medians = sorted(progress.median_step_s for progress in latest if progress.median_step_s > 0)
         status = self.slow.overlay(msgspec.structs.replace(status, ranks=ranks))
         return msgspec.structs.replace(

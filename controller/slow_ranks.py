@@ -153,10 +153,14 @@ class SlowRanks:
                     progress.incarnation, progress.generation, progress.times, progress.links
                 )
 
+    def is_due(self, now: float, state: JobState) -> bool:
+        """Say whether it is time to look at a job: not too soon again, and only while it trains."""
+        return now >= self._next_s and state.policy.slow.then is not SlowAction.IGNORE and state.phase is Phase.RUNNING
+
     def look(self, now: float, state: JobState) -> tuple[FaultReport, ...]:
-        """Return what is to be reported now of a job; nothing while it does not train."""
+        """Return what is to be reported now of a job; nothing before it `is_due`."""
         policy = state.policy.slow
-        if now < self._next_s or policy.then is SlowAction.IGNORE or state.phase is not Phase.RUNNING:
+        if not self.is_due(now, state):
             return ()
         self._next_s = now + PER_RANK_S * state.world.size
         places = {holder.rank: Place(holder.node, holder.incarnation) for holder in state.world.holders}

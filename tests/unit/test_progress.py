@@ -25,6 +25,18 @@ def test_an_earlier_life_of_a_rank_does_not_hide_its_present_one() -> None:
     assert [(rank.step, rank.activity) for rank in ranks] == [(40, "collective"), (5, "")]
 
 
+def test_of_what_a_node_says_between_two_looks_the_last_counts() -> None:
+    """Beside another node's: of thousands most clocks are replaced before anything looks at them."""
+    made = ProgressBoard(world_size=2)
+    assert not made.is_heard
+    for step in (40, 41):
+        made.take(NodeHeartbeat("a", 0.0, (clock(0, 2, step),)))
+    made.take(NodeHeartbeat("b", 0.0, (clock(1, 2, 39),)))
+    assert (made.is_heard, made.reached()) == (True, 41)
+    made.take(NodeHeartbeat("a", 0.0, (clock(0, 2, 42),)))
+    assert [rank.step for rank in made.overlay(status()).ranks] == [42, 39]
+
+
 def test_a_clock_of_another_incarnation_than_the_machines_is_not_shown() -> None:
     made = ProgressBoard(world_size=2)
     made.take(NodeHeartbeat("a", 0.0, (clock(0, 3, 40),)))

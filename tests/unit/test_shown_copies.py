@@ -1,6 +1,7 @@
 """`midstep status` says how old the copies in host memory are, what they take and what a loss would cost."""
 
 import io
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -25,11 +26,19 @@ def shown(status: JobStatus) -> str:
 
 def with_copies(status: JobStatus, *steps: tuple[int, ...]) -> JobStatus:
     """Return the status when ranks have copies of these steps, and stand at step 12."""
-    board = ProgressBoard(world_size=len(status.ranks))
+    clocks = []
     for rank, copied in zip(status.ranks, steps, strict=True):
         clock = RankProgress(rank.rank, rank.incarnation, 1, 12, Activity.COMPUTING, 0, 0.0, 0.0, 0.1)
-        clock = msgspec.structs.replace(clock, copied_steps=copied, copied_bytes=3_000_000)
-        board.take(NodeHeartbeat(rank.node, 1.0, (clock,)))
+        clocks.append(msgspec.structs.replace(clock, copied_steps=copied, copied_bytes=3_000_000))
+    return heard(status, clocks)
+
+
+def heard(status: JobStatus, clocks: Sequence[RankProgress]) -> JobStatus:
+    """Return the status when each node has said how its ranks stand, with one heartbeat for all of them."""
+    board = ProgressBoard(world_size=len(status.ranks))
+    for node in {rank.node for rank in status.ranks}:
+        theirs = (clock for rank, clock in zip(status.ranks, clocks, strict=True) if rank.node == node)
+        board.take(NodeHeartbeat(node, 1.0, tuple(theirs)))
     return board.overlay(status)
 
 
@@ -84,11 +93,11 @@ def test_files_without_a_copy_take_nothing() -> None:
 
 def voted(status: JobStatus, agreed: tuple[int, ...], unchecked: tuple[int, ...]) -> JobStatus:
     """Return the status when ranks say which state has passed a vote, and how many shards none can check."""
-    board = ProgressBoard(world_size=len(status.ranks))
+    clocks = []
     for rank, step, alone in zip(status.ranks, agreed, unchecked, strict=True):
         clock = RankProgress(rank.rank, rank.incarnation, 1, 12, Activity.COMPUTING, 0, 0.0, 0.0, 0.1)
-        board.take(NodeHeartbeat(rank.node, 1.0, (msgspec.structs.replace(clock, agreed_step=step, unchecked=alone),)))
-    return board.overlay(status)
+        clocks.append(msgspec.structs.replace(clock, agreed_step=step, unchecked=alone))
+    return heard(status, clocks)
 
 
 @pytest.mark.parametrize(
