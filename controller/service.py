@@ -6,6 +6,7 @@ starts the first controller of a job and the one that takes over from it.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -49,6 +50,7 @@ from .wire import Wire
 KEYS_NAME = "keys"
 OUTSTANDING_LEAST = 10_000
 OUTSTANDING_PER_RANK = 4
+COLLECT_AFTER = 100_000  # objects more than before
 _ANY_PORT = ":0"
 
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ def serve(
     another controller may continue it.
     """
     _allow_many_connections()
+    collect_rarely()
     while True:
         try:
             return _serve_term(place, term, alive, story_program, metrics)
@@ -275,6 +278,16 @@ def _signals(loop: asyncio.AbstractEventLoop, driver: Driver) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def collect_rarely() -> None:
+    """Have the garbage collector look for cycles after many objects.
+
+    What a turn decodes is a tree, and goes when the last one lets go of it. In a job of ten thousand ranks each look at
+    all that is kept would take tens of milliseconds, in the midst of a recovery.
+    """
+    gc.freeze()  # modules
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 def _allow_many_connections() -> None:
