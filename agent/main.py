@@ -225,7 +225,7 @@ class Agent:
 
     def _welcome(self, job: JobSpec) -> None:
         self._settings = job.settings
-        self._link.mailbox.expect_ranks(job.world_size)
+        self._link.expect_ranks(job.world_size)
         self._relay.expect_ranks(job.world_size)
         if self._absence is not None:
             self._absence.leave_s = job.settings.leave_s

@@ -84,7 +84,6 @@ class PlayedNode:
         self.ranks: dict[int, PlayedRank] = {}
         self._setting = setting
         mailbox = Mailbox(job=setting.job, address=address, session=time.time_ns())
-        mailbox.expect_ranks(setting.world_size)
         self._gather_s = gathering_of(setting.world_size)
         self._started: list[PlayedRank] = []  # and have not joined yet
         self._link = ControllerLink(
@@ -98,6 +97,7 @@ class PlayedNode:
             on_command=self._obey,
             on_new_controller=self._join,
         )
+        self._link.expect_ranks(setting.world_size)
         self._join()
 
     def complain(self) -> None:

@@ -16,7 +16,7 @@ from ..protocol import codec
 from ..protocol import codec as frames
 from ..protocol.errors import ForeignVersion, MailboxFull, WireError
 from ..protocol.identities import OPERATOR_PREFIX
-from ..protocol.mailbox import Mailbox, SenderMemory
+from ..protocol.mailbox import Mailbox, SenderMemory, acknowledged_after
 from ..protocol.messages import (
     NEVER_JOURNALED,
     Ack,
@@ -62,6 +62,9 @@ class Wire:
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._leaving: dict[str, list[bytes]] = {}  # what this turn has for each connection
         self._orders = RankOrders(routes)  # what it has for ranks, not in a message yet
+        self._ack_s = acknowledged_after(world_size)
+        self._acks: dict[str, list[bytes]] = {}  # acknowledgements that wait for an order to the same connection
+        self._acks_due: deque[tuple[float, str]] = deque()  # when they leave without one
         self._now = 0.0  # of this turn
         self.heard_only_beats = False  # when it received last
         self._refused: Counter[str] = Counter()
@@ -194,7 +197,7 @@ class Wire:
         envelope = arrival.envelope
         if envelope.number:
             self._unconfirmed -= 1
-            self._transmit(self._mailbox.acknowledge(envelope), arrival.connection)
+            self._transmit(self._mailbox.acknowledge(envelope), arrival.connection, wait_s=self._ack_s)
 
     def send(self, receiver: str, body: Command, generation: int, now: float) -> None:
         """Send a command, again and again until it is acknowledged or forgotten."""
@@ -253,21 +256,26 @@ class Wire:
         self._mailbox.hurry(now)
 
     def next_due(self) -> float | None:
-        """Return when `resend` has something to do; None when everything is acknowledged."""
-        return self._mailbox.next_due()
+        """Return when `resend` or `flush` has something to do; None when everything is acknowledged."""
+        times = (self._mailbox.next_due(), self._acks_due[0][0] if self._acks_due else None)
+        return min((moment for moment in times if moment is not None), default=None)
 
     def _forward(self, envelope: Envelope) -> None:
         connection = self._routes.connection(envelope.receiver)
         if connection is not None:  # else it waits: the route is learned from its agent
             self._transmit(envelope, connection)
 
-    def _transmit(self, envelope: Envelope, connection: str) -> None:
+    def _transmit(self, envelope: Envelope, connection: str, *, wait_s: float = 0.0) -> None:
         try:
             data = codec.encode(envelope)
         except WireError:
             _log.exception("%s for %s cannot be sent", type(envelope.body).__name__, envelope.receiver)
             return
-        if self._router.knows(connection):
+        if wait_s > 0:
+            if connection not in self._acks:
+                self._acks_due.append((self._now + wait_s, connection))
+            self._acks.setdefault(connection, []).append(data)
+        elif self._router.knows(connection):
             self._leaving.setdefault(connection, []).append(data)
         else:
             self._out_of_reach.setdefault(connection, set()).add(envelope.receiver)
@@ -276,9 +284,11 @@ class Wire:
         """Send what the turn has for each connection, in as few frames as hold it. Called before each wait."""
         for connection, message in self._orders.flush():
             self._post(connection, message)
+        while self._acks_due and self._acks_due[0][0] <= self._now:
+            self._leaving.setdefault(self._acks_due.popleft()[1], [])
         leaving, self._leaving = self._leaving, {}
         for connection, messages in leaving.items():
-            for frame in frames.pack(messages):
+            for frame in frames.pack((*self._acks.pop(connection, ()), *messages)):
                 self._router.send(connection, frame)  # what is not taken is counted there, and sent again
 
     def refuse(self, reason: str, connection: str) -> None:

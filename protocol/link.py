@@ -20,7 +20,7 @@ from .codec import decode, encode, pack, unpack
 from .compat import within
 from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup, each_address, split
 from .errors import ConfigurationError, ForeignVersion, MailboxFull, WireError
-from .mailbox import Mailbox
+from .mailbox import Mailbox, acknowledged_after
 from .messages import Ack, ControllersListed, Envelope, Message
 from .transport import DealerSocket, Received
 from .types import CONTROLLER
@@ -69,6 +69,9 @@ class ControllerLink:
         self._next_lookup = self._loop.call_later(LOOKUP_S, self._follow)
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: list[bytes] = []  # what this turn of the loop has for the controller
+        self._acks: list[bytes] = []  # acknowledgements that wait for something to leave with
+        self._ack_s = 0.0
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._turned_away: str | None = None
         self.listed: tuple[str, ...] = ()  # where the job's controllers listen, as one of them said last
@@ -119,6 +122,11 @@ class ControllerLink:
         self._schedule()
         return envelope.number
 
+    def expect_ranks(self, world_size: int) -> None:
+        """Speak as suits a job of so many ranks: patiently, and in few frames."""
+        self.mailbox.expect_ranks(world_size)
+        self._ack_s = acknowledged_after(world_size)
+
     async def flush(self, limit_s: float) -> bool:
         """Wait until all that was posted is acknowledged, or given up; False when `limit_s` passes first."""
         try:
@@ -148,8 +156,21 @@ class ControllerLink:
             self._loop.call_soon(self._flush)
         self._leaving.append(message)
 
+    def _acknowledge(self, envelope: Envelope) -> None:
+        answer = self.mailbox.acknowledge(envelope)
+        if not self._ack_s:
+            self._send(answer)
+            return
+        self._acks.append(encode(answer))
+        if self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(self._ack_s, self._flush)
+
     def _flush(self) -> None:
-        leaving, self._leaving = self._leaving, []
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        leaving = [*self._acks, *self._leaving]
+        self._acks, self._leaving = [], []
         if not self._closed:
             for frame in pack(leaving):
                 self._socket.send(frame)
@@ -224,7 +245,7 @@ class ControllerLink:
         if taken.deliver:
             self._turned_away = None
             if envelope.number:
-                self._send(self.mailbox.acknowledge(envelope))
+                self._acknowledge(envelope)
             self._on_command(envelope)
 
     def _resend(self) -> None:

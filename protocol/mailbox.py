@@ -24,6 +24,9 @@ DETECTOR_QUIET_S = 30.0  # then an earlier session of a detector is believed aga
 _BACKOFF = 2.0
 RETRY_S = 0.5
 RETRY_PER_RANK_S = 0.0002  # what a controller takes to answer one of all ranks that report at the same time
+ACK_PER_RANK_S = 0.00004  # a fifth of that
+ACK_MAX_S = 0.5
+ACK_LEAST_S = 0.02
 WINDOW = 4096
 _MASK = (1 << WINDOW) - 1
 
@@ -128,6 +131,15 @@ def retry_of(world_size: int) -> float:
     In a large one an answer takes its time while all ranks report at once, and what is said twice takes more of it.
     """
     return RETRY_S + RETRY_PER_RANK_S * world_size
+
+
+def acknowledged_after(world_size: int) -> float:
+    """Return how long an acknowledgement waits in a job of so many ranks, to leave with the next message for its peer.
+
+    It spares a large job frames that hold nothing else. A small one is answered at once.
+    """
+    wait_s = min(ACK_PER_RANK_S * world_size, ACK_MAX_S)
+    return wait_s if wait_s >= ACK_LEAST_S else 0.0
 
 
 class Mailbox:

@@ -13,10 +13,11 @@ from midstep.controller.routes import Routes
 from midstep.controller.wire import Wire
 from midstep.protocol.codec import encode, envelopes_of, frame_of, pack
 from midstep.protocol.link import ControllerLink
-from midstep.protocol.mailbox import Mailbox
+from midstep.protocol.mailbox import Mailbox, acknowledged_after
 from midstep.protocol.messages import (
     Ack,
     CommandToRank,
+    EndJob,
     Envelope,
     NodeHeartbeat,
     OrderRanks,
@@ -32,6 +33,7 @@ from midstep.protocol.types import CONTROLLER, Rendezvous, rank_address
 A, B = "node/a", "node/b"
 STORE = Rendezvous("127.0.0.1", 1, "secret")
 RANKS_PER_NODE = 8
+LARGE = 1000  # ranks
 
 
 class Socket:
@@ -72,7 +74,7 @@ class Socket:
         """There is nothing to close."""
 
 
-def wire_of(socket: Socket) -> Wire:
+def wire_of(socket: Socket, world_size: int = 2 * RANKS_PER_NODE) -> Wire:
     """The controller's wire, after it has started eight ranks on each of two nodes."""
     routes = Routes()
     starts = [
@@ -82,7 +84,7 @@ def wire_of(socket: Socket) -> Wire:
     ]
     routes.learn(ControllerStarted(1), starts)
     mailbox = Mailbox(job="j", address=CONTROLLER, session=1)
-    return Wire(cast(RouterSocket, socket), mailbox, routes, 2 * RANKS_PER_NODE)
+    return Wire(cast(RouterSocket, socket), mailbox, routes, world_size)
 
 
 def finished(rank: int) -> RankReport:
@@ -132,6 +134,57 @@ def test_orders_and_acknowledgements_of_a_turn_leave_in_a_frame_for_each_node() 
     [orders] = socket.sent[1][1]
     assert (orders.receiver, orders.generation) == (B, 2)
     assert orders.body == OrderRanks(tuple(CommandToRank(rank, 2, Quiesce(rank, 2)) for rank in range(8, 16)))
+
+
+def test_in_a_large_job_an_acknowledgement_leaves_with_the_next_order_or_after_a_while() -> None:
+    """A node that is ordered nothing gets it by itself, and the loop knows when; one that repeats itself, at once."""
+    socket = Socket(A, B)
+    wire = wire_of(socket, LARGE)
+    socket.arrived.append(Received(A, A, frame_of(reported(0))))
+    for arrival in wire.receive(10.0):
+        wire.acknowledge(arrival)
+    wire.flush()
+    assert (socket.sent, wire.next_due()) == ([], 10.0 + acknowledged_after(LARGE))
+    wire.send(rank_address(0), Quiesce(0, 2), 2, 10.0)
+    wire.flush()
+    assert [[type(each.body) for each in messages] for _, messages in socket.sent] == [[Ack, OrderRanks]]
+    socket.arrived.append(Received(A, A, frame_of(reported(0, number=2))))
+    for arrival in wire.receive(20.0):
+        wire.acknowledge(arrival)
+    wire.flush()
+    wire.receive(20.0 + acknowledged_after(LARGE))
+    wire.flush()
+    assert [each.body for each in socket.sent[-1][1]] == [Ack(1, 2)]
+    socket.arrived.append(Received(A, A, frame_of(reported(0, number=2))))
+    assert wire.receive(21.0) == []
+    wire.flush()
+    assert [each.body for each in socket.sent[-1][1]] == [Ack(1, 2)]
+    assert len(socket.sent) == 3
+
+
+def test_in_a_large_job_a_nodes_acknowledgement_leaves_with_what_it_says_next_or_after_a_while() -> None:
+
+    async def scenario() -> None:
+        upward = Socket()
+        agent = Mailbox(job="j", address=A, session=1)
+        link = ControllerLink(
+            agent, cast(DealerSocket, upward), on_command=lambda _: None, on_new_controller=lambda: None
+        )
+        link.expect_ranks(LARGE)
+        controller = Mailbox(job="j", address=CONTROLLER, session=1)
+        orders = [controller.post(EndJob(0, "done"), A, 0.0) for _ in range(2)]
+        link._received([Received("", None, frame_of(orders[0]))])
+        await asyncio.sleep(0)
+        assert upward.sent == []
+        link.post(RankFinished(5, 1, 1, 9), reliable=False)
+        await asyncio.sleep(0)
+        assert [[type(each.body) for each in messages] for _, messages in upward.sent] == [[Ack, RankFinished]]
+        link._received([Received("", None, frame_of(orders[1]))])
+        await asyncio.sleep(1.5 * acknowledged_after(LARGE))
+        assert [each.body for each in upward.sent[1][1]] == [Ack(1, 2)]
+        link.close()
+
+    asyncio.run(scenario())
 
 
 def test_each_message_of_a_frame_is_believed_or_refused_by_itself() -> None:
