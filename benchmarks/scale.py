@@ -163,7 +163,7 @@ class Job:
 
     def __init__(self, controller: Controller, nodes: Nodes, platform: ControllerLink, size: int) -> None:
         self.controller, self._nodes, self._platform, self.size = controller, nodes, platform, size
-        self._lost_nodes = 0
+        self._lost_nodes = self._lost_ranks = 0
         self._generation = 0
 
     async def started(self) -> None:
@@ -181,8 +181,10 @@ class Job:
         await until(resumed, f"the resume after generation {last}")
 
     async def lose_rank(self) -> Lost:
-        """Kill the process of one rank."""
-        return await self._lose(1, lambda: self._nodes.order(KillRank(self.size // 2)))
+        """Kill the process of one rank, each time of another node: one rank has a budget."""
+        rank = (self.size // 2 + RANKS_PER_NODE * self._lost_ranks) % self.size
+        self._lost_ranks += 1
+        return await self._lose(1, lambda: self._nodes.order(KillRank(rank)))
 
     async def lose_nodes(self, count: int) -> Lost:
         """Power off so many nodes, no two of them neighbours, and have the platform say so."""
