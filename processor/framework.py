@@ -303,6 +303,14 @@ class Repeatable(Protocol):
         """Capture what a computation draws from beside its inputs: random numbers, buffers, values. Not the data."""
         ...
 
+    def step_left(self, step: int) -> None:
+        """Drop what a step leaves that ends before its update. No rank waits for another one here.
+
+        Args:
+            step: Updates that are applied, all of which stay.
+        """
+        ...
+
     def take_conditions(self, blob: bytes) -> None:
         """Put back what `capture_conditions` has returned, on another rank.
 

@@ -244,6 +244,14 @@ class Ledger:
         found: Inputs = self._surroundings.inputs(given)
         return found
 
+    def batch(self, given: Any) -> Any:
+        """Return a micro-batch of a loop that has no `step`: the one that is given, or that of another rank."""
+        return self._surroundings.inputs(given)
+
+    def reduced(self) -> None:
+        """Note that all gradients of the step are reduced. Raises Interrupted at the end of a step of another rank."""
+        self._surroundings.replay_ends()
+
     def loading(self) -> AbstractContextManager[None]:
         """Book the time of a block as a wait for input."""
         return self._step_clock.loading()

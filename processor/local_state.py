@@ -22,7 +22,7 @@ import msgspec
 from ..protocol.blackbox import BlackBox
 from ..protocol.errors import StateLost, StateUnreadable
 from . import tree
-from .framework import LeavesOut, Trailing
+from .framework import LeavesOut, Repeatable, Trailing
 
 if TYPE_CHECKING:
     from ..communicators.base import Communicator
@@ -120,15 +120,20 @@ class LocalState:
         device = parts.device if self._framework.has_data else after.device
         return _ENCODER.encode(msgspec.structs.replace(parts, framework=moved, device=device, left_out=times))
 
-    def restore(self, blob: bytes, step: int) -> None:
+    def restore(self, blob: bytes, step: int, *, repeats: bool = False) -> None:
         """Put back what `capture` gave, as of `step` committed updates: midstep's own **rollback**.
 
+        `repeats`: only the step begins again, on a rank that repeats another one's, and what it holds has not changed.
         Raises StateUnreadable when the bytes are no such state, and what the framework raises.
         """
         parts = _decoded(blob)
         self._framework.restore_local(parts.framework)
         self._restore_trailing(parts.trailing)
-        self._framework.rolled_back(step)
+        if repeats:
+            assert isinstance(self._framework, Repeatable)
+            self._framework.step_left(step)
+        else:
+            self._framework.rolled_back(step)
         self._restore_device(parts.device)  # last: putting the others back may have drawn numbers
         self._handed_out = self._now_handed_out()
 

@@ -106,7 +106,7 @@ class Replays:
         self._left = False
         own = self._runtime.local_states.read(self._runtime.rank, step)
         assert own is not None, f"rank {self._runtime.rank} trains, and its local state of step {step} is not kept"
-        self._own.restore(own, step)
+        self._own.restore(own, step, repeats=True)
         self._own.remember_random()
         self._listen(_Pass(subject=self._ahead.pop(0), alone=True) if self._ahead else None)
         return True
@@ -115,21 +115,22 @@ class Replays:
         """Return the inputs of the step; in a replay those of the rank before this one, which gets none of its own."""
         if self._pass is None:
             return given
-        self._pass.has_inputs = True
+        first, self._pass.has_inputs = not self._pass.has_inputs, True
         if self._pass.subject == self._runtime.rank:
             return given
         runtime, rank = self._runtime, self._runtime.rank
         assert isinstance(self._framework, Repeatable)
-        handed = _Handed(
-            tree.pack(given, "step.inputs"), self._framework.capture_conditions(), runtime.device.capture_random()
-        )
+        # Behind the first micro-batch this rank draws the other one's numbers.
+        conditions = (self._framework.capture_conditions(), runtime.device.capture_random()) if first else (b"", b"")
+        handed = _Handed(tree.pack(given, "step.inputs"), *conditions)
         runtime.step_clock.doing(Activity.COMMITTING)  # it waits for the others
         arrived = runtime.communicator.swap(
             _encode(handed), (rank + 1) % runtime.world_size, (rank - 1) % runtime.world_size
         )
         runtime.step_clock.doing(Activity.COMPUTING)
         theirs = _decode(arrived)
-        self._framework.take_conditions(theirs.framework)
+        if first:
+            self._framework.take_conditions(theirs.framework)
         if theirs.device:
             runtime.device.restore_random(theirs.device)
         return _moved(tree.unpack(theirs.inputs), _device_of(given))
@@ -141,8 +142,9 @@ class Replays:
             return
         if not done.has_inputs:
             raise ConfigurationError(
-                "integrity.audit_steps is set, and the script does not take its batch by `batch = step.inputs(batch)`: "
-                "another rank cannot repeat its step. Add that line, or set audit_steps: 0 (docs/integrity.md)"
+                "integrity.audit_steps is set, and the script does not take its batch by `batch = step.inputs(batch)`, "
+                "or, with Megatron, by a midstep.adapters.megatron.FromSample: another rank cannot repeat its step. "
+                "Change that, or set audit_steps: 0 (docs/integrity.md)"
             )
         if not done.contributions:
             raise ConfigurationError(
@@ -181,7 +183,8 @@ def _refuse_others(runtime: "Runtime", framework: "Framework") -> None:
     raise ConfigurationError(
         f"integrity.audit_steps is set, and a step of a {type(framework).__name__} on {runtime.communicator.name} "
         "cannot be repeated by another rank: its gradients are computed from what collectives bring, or are not seen. "
-        "Train with midstep.TrainState and DistributedDataParallel, or set audit_steps: 0 (docs/integrity.md)"
+        "Train with midstep.TrainState and DistributedDataParallel, or with Megatron and data parallelism alone (no "
+        "overlap_param_gather, one optimizer instance); or set audit_steps: 0 (docs/integrity.md)"
     )
 
 

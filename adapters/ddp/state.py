@@ -225,6 +225,10 @@ class TrainState(WholeState):
         """True: every rank holds all parameters, and gradients meet when they are computed."""
         return True
 
+    def step_left(self, step: int) -> None:
+        """Drop the gradients of a step that ends before its update, as a rollback does."""
+        self.rolled_back(step)
+
     def capture_conditions(self) -> bytes:
         """Capture random numbers, buffers and this rank's values."""
         return tree.pack(self.registry.capture_conditions(), "state")

@@ -4,6 +4,14 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+Hand = Callable[[Any], Any]
+"""Takes a micro-batch, and returns it, or the one of another rank whose step is repeated here."""
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return a micro-batch of this rank."""
+    return batch
+
 
 class FromSample(Iterator[Any]):
     """A data iterator that is built again at the sample where training continues.
@@ -19,11 +27,12 @@ class FromSample(Iterator[Any]):
         self._build = build
         self._consumed = consumed_samples
         self._batches: Iterator[Any] | None = None
+        self.hand: Hand = as_it_is
 
     def __next__(self) -> Any:
         if self._batches is None:
             self._batches = iter(self._build(self._consumed))
-        return next(self._batches)
+        return self.hand(next(self._batches))
 
     def rebuild(self, consumed_samples: int) -> None:
         """Continue after this many samples. Runs in rollback."""
@@ -70,11 +79,12 @@ class PositionedIterator(Iterator[Any]):
         self._consumed = consumed_samples
         self._samples = loader.batch_sampler.micro_batch_times_data_parallel_size
         self._batches = iter(loader)
+        self.hand: Hand = as_it_is
 
     def __next__(self) -> Any:
         batch = next(self._batches)
         self._consumed += self._samples
-        return batch
+        return self.hand(batch)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""

@@ -9,14 +9,14 @@ scheduler by the step's global batch size, and not at all when the update was sk
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...processor import tree
 from ...processor.buffers import BufferWatch
 from ...processor.local_state import RandomState
 from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
-from .data import PositionedIterator
+from .data import FromSample, Hand, PositionedIterator
 from .parts import Parts, bucket_groups
 
 BATCHES = "batches"  # of the whole job: one for each step
@@ -116,6 +116,27 @@ class RankLocalState:
         _restore_ready_counts(parts, own["ready_counts"])
         _tracker().set_states(own["tracker"])
         self._random.restore(own["random"])  # last: restoring the others may have drawn numbers
+
+    # --- a step that another rank repeats -------------------------------------------------------------------------
+
+    def hand_batches(self, hand: Hand) -> None:
+        """Have each micro-batch of midstep's own iterators pass through `hand`."""
+        for single in _flat(self._parts.iterators.values()):
+            inner = _unwrapped(single)
+            if isinstance(inner, FromSample | PositionedIterator):
+                inner.hand = hand
+
+    def capture_conditions(self) -> bytes:
+        """Return what a computation draws from beside its batch: random numbers, and buffers that change."""
+        drawn = {"random": self._random.capture(), "tracker": _tracker().get_states()}
+        return tree.pack({**drawn, "buffers": self._buffers.capture()}, "state")
+
+    def take_conditions(self, blob: bytes) -> None:
+        """Compute under what another rank has captured."""
+        theirs = tree.unpack(blob)
+        self._buffers.restore(theirs["buffers"])
+        _tracker().set_states(theirs["tracker"])
+        self._random.restore(theirs["random"])
 
     # --- batches that are left out --------------------------------------------------------------------------------
 
@@ -255,9 +276,14 @@ def _restore_ready_counts(parts: Parts, counts: list[bytes]) -> None:
         group.per_param_grad_ready_counts = {}
 
 
+def _flat(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        yield from item if isinstance(item, list | tuple) else (item,)
+
+
 def _check_iterators(iterators: dict[str, Any]) -> None:
     for name, item in iterators.items():
-        for single in item if isinstance(item, list | tuple) else (item,):
+        for single in _flat([item]):
             inner = _unwrapped(single)
             if single is None or hasattr(inner, "rebuild"):
                 continue

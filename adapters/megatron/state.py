@@ -85,6 +85,26 @@ class MegatronState:
         """Set the step ledger, and hook the calls of which a step consists."""
         self._ledger = ledger
         self._hooks.attach(ledger)
+        self._rank_local.hand_batches(ledger.batch)
+
+    @property
+    def repeats_others(self) -> bool:
+        """True with data parallelism alone, where gradients meet once and parameters are whole in each step."""
+        return is_data_parallel_alone(self._parts)
+
+    def step_left(self, step: int) -> None:
+        """Drop what is known of a step that ends before its update, and its gradients."""
+        self._hooks.forget_step()
+        drop_gradients(self._parts)
+        drop_handles(self._parts)
+
+    def capture_conditions(self) -> bytes:
+        """Capture random numbers and buffers."""
+        return self._rank_local.capture_conditions()
+
+    def take_conditions(self, blob: bytes) -> None:
+        """Put back what `capture_conditions` has returned on another rank."""
+        self._rank_local.take_conditions(blob)
 
     def audit(self) -> tuple[str, ...]:
         """Return one sentence for each shard that the loss of one node would take away; print what copies cost."""
@@ -178,9 +198,7 @@ class MegatronState:
 
     def rolled_back(self, step: int) -> None:
         """Drop gradients, derive parameters from distributed optimizers, and send buddies their first copy."""
-        self._hooks.forget_step()
-        drop_gradients(self._parts)
-        drop_handles(self._parts)
+        self.step_left(step)
         derive_parameters(self._parts)
         if self._replicas.buddies is not None:
             self._replicas.buddies.seed()
@@ -267,6 +285,8 @@ class StepHooks:
     def _around_step(self, plain: Any) -> Any:
         def step(*args: Any, **options: Any) -> Any:
             self._begin()
+            assert self._ledger is not None
+            self._ledger.reduced()
             result = plain(*args, **options)
             if not self._updated:  # inf or nan was found: a step that changes nothing but the loss scale
                 self._update(skipped=True, apply=lambda: None)
@@ -330,6 +350,20 @@ class StepHooks:
         return step
 
 
+def is_data_parallel_alone(parts: Parts) -> bool:
+    """Return whether a step needs no other rank before its gradients are reduced, and reduces them once."""
+    from megatron.core import parallel_state
+
+    alone = (
+        parallel_state.get_data_parallel_world_size() == torch.distributed.get_world_size()
+        and parallel_state.get_expert_model_parallel_world_size() == 1
+    )
+    ddp_configs = [chunk.ddp_config for chunk in parts.chunks]
+    gathers = any(each.overlap_param_gather for each in ddp_configs)
+    instances = max(getattr(each, "num_distributed_optimizer_instances", 1) for each in ddp_configs)
+    return alone and not gathers and instances == 1
+
+
 def drop_handles(parts: Parts) -> None:
     """Drop the handles of collectives that were under way. Runs in clean, after stop."""
     for group in bucket_groups(parts):
@@ -340,7 +374,8 @@ def drop_handles(parts: Parts) -> None:
 
 def drop_gradients(parts: Parts) -> None:
     """Drop gradients and their counters. End of rollback: until then a rank may have to finish its update."""
-    parts.optimizer.zero_grad()
+    zero_grad = type(parts.optimizer).zero_grad  # the instance's begins a step
+    zero_grad(parts.optimizer)
     for chunk in parts.chunks:
         for parameter in chunk.parameters():
             parameter.grad = None

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -92,6 +93,22 @@ def test_an_iterator_from_a_sample_goes_on_where_it_is_put() -> None:
     assert [next(batches), next(batches)] == [10, 11]
     batches.rebuild(40)
     assert next(batches) == 40
+
+
+def test_micro_batches_of_our_own_iterators_pass_through_the_hand_of_an_audit() -> None:
+    """In a list and behind Megatron's iterator for reruns, too; before and behind a rebuild."""
+    from megatron.core.rerun_state_machine import RerunDataIterator
+
+    plain, wrapped = (FromSample(lambda consumed: iter(range(consumed, 100)), 10) for _ in range(2))
+    parts: Any = SimpleNamespace(
+        chunks=(), iterators={"data": [plain], "more": RerunDataIterator(wrapped)}, first=0, first_consumed=0, leaves=()
+    )
+    state = RankLocalState(parts, None)
+    assert next(plain) == 10
+    state.hand_batches(lambda batch: -batch)
+    assert [next(plain), next(wrapped)] == [-11, -10]
+    plain.rebuild(50)
+    assert next(plain) == -50
 
 
 def test_all_that_is_missing_is_named_at_once() -> None:
