@@ -43,6 +43,9 @@ class Stub:
     def __init__(self) -> None:
         self.taken: list[bytes] = []
 
+    def step_left(self, step: int) -> None:
+        """Nothing was computed."""
+
     def capture_conditions(self) -> bytes:
         return b"own"
 
