@@ -37,6 +37,7 @@ from midstep.adapters.megatron.parts import Parts, find_parts
 from midstep.adapters.megatron.process_groups import check_default_group, refuse_foreign
 from midstep.adapters.megatron.rank_local_state import RankLocalState, _check_iterators
 from midstep.adapters.megatron.resilient import METHODS
+from midstep.adapters.megatron.state import is_data_parallel_alone
 from midstep.adapters.process_groups import walk_groups
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.policies.rules import job_settings
@@ -109,6 +110,30 @@ def test_micro_batches_of_our_own_iterators_pass_through_the_hand_of_an_audit() 
     assert [next(plain), next(wrapped)] == [-11, -10]
     plain.rebuild(50)
     assert next(plain) == -50
+
+
+@pytest.mark.parametrize(
+    ("data_ranks", "expert_ranks", "config", "alone"),
+    [
+        (4, 1, {}, True),
+        (2, 1, {}, False),  # beside tensor, pipeline or context parallelism
+        (4, 2, {}, False),
+        (4, 1, {"overlap_param_gather": True}, False),
+        (4, 1, {"num_distributed_optimizer_instances": 2}, False),
+    ],
+)
+def test_only_steps_that_need_no_other_rank_before_they_reduce_are_audited(
+    monkeypatch: pytest.MonkeyPatch, data_ranks: int, expert_ranks: int, config: dict[str, Any], *, alone: bool
+) -> None:
+    """Gradients of all others follow from what collectives bring, or are reduced twice."""
+    from megatron.core import parallel_state
+
+    monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: data_ranks)
+    monkeypatch.setattr(parallel_state, "get_expert_model_parallel_world_size", lambda: expert_ranks)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
+    usual = {"overlap_param_gather": False, "num_distributed_optimizer_instances": 1}
+    parts: Any = SimpleNamespace(chunks=[SimpleNamespace(ddp_config=SimpleNamespace(**{**usual, **config}))])
+    assert is_data_parallel_alone(parts) is alone
 
 
 def test_all_that_is_missing_is_named_at_once() -> None:
