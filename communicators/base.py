@@ -40,10 +40,11 @@ class CollectiveObserver(Protocol):
 class ContributionListener(Protocol):
     """Hears of each collective of the training what this rank gives to it, before it starts."""
 
-    def given(self, op: str, args: "Sequence[Any]") -> bool:
+    def given(self, op: str, args: "Sequence[Any]", members: tuple[int, ...]) -> bool:
         """Take note of the arguments, which are torch's. Return whether the collective is to be done.
 
-        Otherwise it ends at once with this rank's own input, as one of a process without peers.
+        Otherwise it ends at once with this rank's own input, as one of a process without peers. `members`: the ranks of
+        its group, in the order in which torch counts them.
         """
         ...
 
@@ -126,10 +127,11 @@ class Communicator(Protocol):
         """
         ...
 
-    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+    def swap(self, blob: bytes, to: int, source: int, *, apart: bool = False) -> bytes:
         """Send `blob` to rank `to` and return what rank `source` sends. On all ranks, at the end of each step.
 
-        The rank `to` must name this rank as its `source`. Raises CommunicatorAborted or CommunicatorFailed.
+        The rank `to` must name this rank as its `source`. `apart`: not all ranks do as many, but both of these do.
+        Raises CommunicatorAborted or CommunicatorFailed.
         """
         ...
 

@@ -289,9 +289,9 @@ class DeviceCommunicator(ScopedCommunicator):
         finally:
             self.observer = observer
 
-    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+    def swap(self, blob: bytes, to: int, source: int, *, apart: bool = False) -> bytes:
         """Send `blob` to rank `to` and return what rank `source` sends, from host to host."""
-        return self._host.swap(blob, to, source)
+        return self._host.swap(blob, to, source, apart=apart)
 
     def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait for all ranks, not for their devices; return whether all of them agree."""

@@ -26,7 +26,7 @@ _BUFFER_BYTES = 4 * CHUNK_BYTES  # a chunk fits while the other side does not re
 # follows with its length, and four times the highest verdict that is known so far.
 _HEAD = struct.Struct("<QQQ")
 _LENGTH = struct.Struct("<Q")
-_BARRIER, _SWAP = 1, 2
+_BARRIER, _SWAP, _SWAP_APART = 1, 2, 3
 _MIN_S = 0.001
 _BACKLOG = 128
 _MAX_BYTES = 1 << 30
@@ -35,7 +35,8 @@ _MAX_BYTES = 1 << 30
 class Neighbours:
     """The sockets of one rank in one generation. Used by one thread, mostly the train thread; `cut` by any.
 
-    All ranks must call `swap` and `barrier` in the same order. When a neighbour is gone, or nothing comes for
+    All ranks must call `swap` and `barrier` in the same order, but for swaps that are `apart`: these are in the same
+    order among the barriers and swaps of the two ranks of a connection. When a neighbour is gone, or nothing comes for
     `limit_s`, the scope fails; when the scope ends for any reason, its owner cuts the sockets.
     """
 
@@ -112,7 +113,7 @@ class Neighbours:
                 said = b"" if gathering is None else gathering.said()
                 head = _HEAD.pack(self._number, _BARRIER, verdict << 2 | bool(said) << 1 | agrees)
                 outgoing.sendall(head + _LENGTH.pack(len(said)) + said[:CHUNK_BYTES] if said else head)
-                theirs = self._take_head(source % self.world_size, _BARRIER)
+                theirs = self._take_head(source % self.world_size, _BARRIER, self._number)
                 agrees, verdict = bool(theirs & 1) and agrees, max(verdict, theirs >> 2)
                 if said or theirs & 2:
                     incoming = self._from[source % self.world_size]
@@ -123,14 +124,18 @@ class Neighbours:
             raise self._lost("barrier", error) from error
         return Met(agrees, verdict)
 
-    def swap(self, blob: bytes, to: int, source: int) -> bytes:
-        """Send `blob` to rank `to` and return what `source` sends, which must name this rank as its `to`."""
-        self._number += 1
+    def swap(self, blob: bytes, to: int, source: int, *, apart: bool = False) -> bytes:
+        """Send `blob` to rank `to` and return what `source` sends, which must name this rank as its `to`.
+
+        `apart`: other ranks do fewer of these swaps, or more.
+        """
+        self._number += not apart
+        number, kind = (0, _SWAP_APART) if apart else (self._number, _SWAP)
         deadline = time.monotonic() + self._limit_s
         outgoing, incoming = self.connection_to(to, deadline), self.connection_from(source, deadline)
         try:
-            outgoing.sendall(_HEAD.pack(self._number, _SWAP, len(blob)) + blob[:CHUNK_BYTES])
-            return self._take_turns(blob, self._take_head(source, _SWAP), outgoing, incoming)
+            outgoing.sendall(_HEAD.pack(number, kind, len(blob)) + blob[:CHUNK_BYTES])
+            return self._take_turns(blob, self._take_head(source, kind, number), outgoing, incoming)
         except OSError as error:
             raise self._lost("swap", error) from error
 
@@ -200,11 +205,11 @@ class Neighbours:
         for connection in (*self._to.values(), *self._from.values()):
             _limit(connection, seconds)
 
-    def _take_head(self, source: int, kind: int) -> int:
+    def _take_head(self, source: int, kind: int, number: int) -> int:
         """Return how many bytes of this exchange follow from `source`."""
         self._fill(self._from[source], memoryview(self._head))
-        number, theirs, length = _HEAD.unpack(self._head)
-        if (number, theirs) != (self._number, kind):
+        their_number, their_kind, length = _HEAD.unpack(self._head)
+        if (their_number, their_kind) != (number, kind):
             raise ConnectionError(f"rank {source} is at another exchange of this generation than rank {self.rank}")
         if length > _MAX_BYTES:
             raise ConnectionError(f"rank {source} announces {length} bytes, more than any rank-local state has")

@@ -151,7 +151,7 @@ class ReplaceableGroup(dist.ProcessGroup):
 def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
     def call(self: ReplaceableGroup, *args: Any, **kwargs: Any) -> dist.Work:
         listener = self._owner.listener
-        if listener is not None and not listener.given(op, args):
+        if listener is not None and not listener.given(op, args, self.members):
             alone: dist.Work = getattr(Loopback(self.group_rank, len(self.members)), op)(*args, **kwargs)
             return alone
         return self.start(op, futureless, True, args, kwargs)

@@ -245,10 +245,10 @@ class GlooCommunicator(ScopedCommunicator):
         """Start to receive into `tensor`, on the CPU, from `rank`."""
         return self._groups[0].start("recv", True, False, ([tensor], rank, _TAG))
 
-    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+    def swap(self, blob: bytes, to: int, source: int, *, apart: bool = False) -> bytes:
         """Send `blob` to rank `to` and return what rank `source` sends."""
         neighbours = self._open_neighbours("swap")
-        return neighbours.swap(blob, to, source) if neighbours is not None else blob
+        return neighbours.swap(blob, to, source, apart=apart) if neighbours is not None else blob
 
     def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait for all ranks; return what they have in common."""

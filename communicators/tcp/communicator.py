@@ -166,10 +166,10 @@ class TcpCommunicator(ScopedCommunicator):
         """Start to receive into a buffer in host memory from `rank`."""
         return self._open_messages("recv").irecv(tensor, rank)
 
-    def swap(self, blob: bytes, to: int, source: int) -> bytes:
+    def swap(self, blob: bytes, to: int, source: int, *, apart: bool = False) -> bytes:
         """Send `blob` to rank `to` and return what rank `source` sends."""
         neighbours = self._open("swap")
-        return neighbours.swap(blob, to, source) if neighbours is not None else blob
+        return neighbours.swap(blob, to, source, apart=apart) if neighbours is not None else blob
 
     def barrier(self, *, agrees: bool = False, verdict: int = 0, gathering: Gathering | None = None) -> Met:
         """Wait for all ranks; return what they have in common."""

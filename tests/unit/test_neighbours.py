@@ -183,6 +183,27 @@ def test_swaps_and_barriers_can_follow_each_other_as_long_as_all_ranks_do_the_sa
     assert world.all(steps) == [[b"%d of %d" % (step, (rank + 2) % 4) for step in range(50)] for rank in range(4)]
 
 
+def test_swaps_apart_are_done_by_some_ranks_only(connected: Callable[[int], World]) -> None:
+    """Ranks 0 and 2 do two between barriers, 1 and 3 none; a rank that does one where its peer swaps is told so."""
+    world = connected(4)
+
+    def steps(rank: int, neighbours: Neighbours) -> list[bytes]:
+        seen = []
+        for step in range(50):
+            for _ in range(0 if rank % 2 else 2):
+                own = b"%d of %d" % (step, rank)
+                seen.append(neighbours.swap(own, (rank + 2) % 4, (rank + 2) % 4, apart=True))
+            neighbours.barrier()
+            neighbours.swap(b"all", (rank + 1) % 4, (rank - 1) % 4)
+        return seen
+
+    theirs = [[b"%d of %d" % (step, (rank + 2) % 4) for step in range(50) for _ in range(2)] for rank in range(4)]
+    assert world.all(steps) == [theirs[0], [], theirs[2], []]
+    pair = connected(2)
+    answers = [pair.start(rank, lambda r, each: each.swap(b"own", 1 - r, 1 - r, apart=bool(r))) for rank in range(2)]
+    assert all("another exchange" in str(answer.exception(LONG_S)) for answer in answers)
+
+
 def test_ranks_that_are_at_different_exchanges_are_told_so(connected: Callable[[int], World]) -> None:
     world = connected(2)
     answers = [
