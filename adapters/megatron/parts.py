@@ -82,18 +82,19 @@ def bucket_groups(parts: Parts) -> list[Any]:
 
 def _of_kind(kind: Any, candidates: Mapping[str, Any]) -> Iterator[Any]:
     seen: set[int] = set()
-    for item in _flat(candidates.values()):
+    for item in flat(candidates.values()):
         if isinstance(item, kind) and id(item) not in seen:
             seen.add(id(item))
             yield item
 
 
-def _flat(items: Any, depth: int = _DEPTH) -> Iterator[Any]:
+def flat(items: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """Yield what is in lists, tuples and dicts, a few of them deep."""
     for item in items:
         if isinstance(item, list | tuple) and depth:
-            yield from _flat(item, depth - 1)
+            yield from flat(item, depth - 1)
         elif isinstance(item, dict) and depth:
-            yield from _flat(item.values(), depth - 1)
+            yield from flat(item.values(), depth - 1)
         else:
             yield item
 

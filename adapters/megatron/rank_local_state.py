@@ -9,7 +9,7 @@ scheduler by the step's global batch size, and not at all when the update was sk
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...processor import tree
@@ -17,7 +17,7 @@ from ...processor.buffers import BufferWatch
 from ...processor.local_state import RandomState
 from ...protocol.errors import ConfigurationError, ProtocolViolation, RecoveryError
 from .data import FromSample, Hand, PositionedIterator
-from .parts import Parts, bucket_groups
+from .parts import Parts, bucket_groups, flat
 
 BATCHES = "batches"  # of the whole job: one for each step
 _COUNT = "H"  # unsigned, two bytes
@@ -75,9 +75,7 @@ class RankLocalState:
         parts = self._parts
         return tree.pack(
             {
-                "random": self._random.capture(),
-                "tracker": _tracker().get_states(),
-                "buffers": self._buffers.capture(),
+                **self._conditions(),
                 "scalers": [_scaler_state(leaf) for leaf in parts.leaves],
                 "groups": [_scalars(leaf) for leaf in parts.leaves],
                 "scheduler": _scheduler_state(parts.scheduler),
@@ -121,15 +119,21 @@ class RankLocalState:
 
     def hand_batches(self, hand: Hand) -> None:
         """Have each micro-batch of midstep's own iterators pass through `hand`."""
-        for single in _flat(self._parts.iterators.values()):
+        for single in flat(self._parts.iterators.values()):
             inner = _unwrapped(single)
             if isinstance(inner, FromSample | PositionedIterator):
                 inner.hand = hand
 
     def capture_conditions(self) -> bytes:
         """Return what a computation draws from beside its batch: random numbers, and buffers that change."""
-        drawn = {"random": self._random.capture(), "tracker": _tracker().get_states()}
-        return tree.pack({**drawn, "buffers": self._buffers.capture()}, "state")
+        return tree.pack(self._conditions(), "state")
+
+    def _conditions(self) -> dict[str, Any]:
+        return {
+            "random": self._random.capture(),
+            "tracker": _tracker().get_states(),
+            "buffers": self._buffers.capture(),
+        }
 
     def take_conditions(self, blob: bytes) -> None:
         """Compute under what another rank has captured."""
@@ -276,14 +280,9 @@ def _restore_ready_counts(parts: Parts, counts: list[bytes]) -> None:
         group.per_param_grad_ready_counts = {}
 
 
-def _flat(items: Iterable[Any]) -> Iterator[Any]:
-    for item in items:
-        yield from item if isinstance(item, list | tuple) else (item,)
-
-
 def _check_iterators(iterators: dict[str, Any]) -> None:
     for name, item in iterators.items():
-        for single in _flat([item]):
+        for single in flat([item]):
             inner = _unwrapped(single)
             if single is None or hasattr(inner, "rebuild"):
                 continue
