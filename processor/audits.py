@@ -10,7 +10,7 @@ has gone well twice no rank is blamed.
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
@@ -19,7 +19,7 @@ from ..protocol.errors import ConfigurationError, Interrupted
 from ..protocol.faults import EACH_TIME
 from ..protocol.types import Assertion, FaultKind, FaultLevel, IntegrityAction
 from ..protocol.wording import ranks_text
-from .evidence import Computed, Evidence, Findings, united
+from .evidence import Computed, Contribution, Evidence, Findings, united, without
 
 if TYPE_CHECKING:
     from .runtime import Runtime
@@ -29,24 +29,26 @@ SELF_TESTS = 2  # in which repetitions have to be equal before a rank is blamed
 _log = logging.getLogger("midstep")
 
 
-class Contribution(NamedTuple):
-    """A reduction, and the hash of what this rank has given to it."""
-
-    text: str
-    hash: int
-
-
 class Pass:
-    """One pass over a step: what it gives to reductions. `subject`: the rank whose gradient is computed."""
+    """One pass over a step: what it gives to collectives. `subject`: the rank whose gradient is computed.
+
+    `inherited`: what differs in it follows from what other ranks of the replica have given.
+    """
 
     def __init__(self, subject: int) -> None:
         self.subject = subject
         self.contributions: list[Contribution] = []
+        self.inherited = False
+
+    @property
+    def hashes(self) -> list[int]:
+        """The hashes of all that was given, in its order."""
+        return [each.hash for each in self.contributions]
 
     @property
     def hash(self) -> int:
         """The hash of all that was given."""
-        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode([each.hash for each in self.contributions]))
+        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(self.hashes))
 
 
 class Audits:
@@ -57,7 +59,7 @@ class Audits:
         self._every_steps = runtime.settings.integrity_audit_steps
         self._report_only = runtime.settings.integrity_then is IntegrityAction.REPORT
         self.proven = False  # repetitions have been equal: a rank can be blamed where they are not
-        self.done: list[Pass] = []  # in this step
+        self._done: list[Pass] = []  # in this step
         self._tests = {True: 0, False: 0}  # first audits, by whether all was equal
         self._doubtful = -1  # the step that is repeated since its gradients differed
         self._before: Computed = {}  # of that step, in the attempts until now
@@ -75,11 +77,24 @@ class Audits:
         first = FIRST_AUDIT <= step < FIRST_AUDIT + SELF_TESTS
         return self.is_on and step >= FIRST_AUDIT and (first or step % self._every_steps == 0)
 
-    @property
-    def subjects(self) -> list[int]:
-        """The ranks whose gradients this one computes before its own: a neighbour's, and for a test its own."""
-        rank = self._runtime.rank
-        return [(rank - 1) % self._runtime.world_size, *([] if self.proven else [rank])]
+    def subjects(self, before: int) -> list[int]:
+        """Return the ranks whose gradients this one computes before its own: a neighbour's, and for a test its own.
+
+        `before`: the rank that has this one's place in the replica before its own.
+        """
+        return [before, *([] if self.proven else [self._runtime.rank])]
+
+    def begin(self) -> None:
+        """Forget what was computed in an attempt of a step that has come to no verdict."""
+        self._done = []
+
+    def add(self, done: Pass) -> None:
+        """Take in a pass that is over."""
+        self._done.append(done)
+
+    def computed(self, subject: int) -> Pass | None:
+        """Return the first pass of this attempt over a rank's step."""
+        return next((each for each in self._done if each.subject == subject), None)
 
     def evidence(self, step: int) -> Evidence | None:
         """Return what this rank says in the commit barrier; None without audits.
@@ -91,17 +106,19 @@ class Audits:
         if step != self._doubtful:
             self._doubtful, self._before = -1, {}
         now: Computed = {}
-        for each in self.done:
+        for each in self._done:
             now = united(now, {each.subject: {self._runtime.rank: [each.hash]}})
-        (last_step, unheard), self._unheard = self._unheard, (step, now)
-        return Evidence(now, self._before, proven=self.proven, unheard=unheard if step == last_step else None)
+        inherited = [each.subject for each in self._done if each.inherited]
+        (last_step, unheard), self._unheard = self._unheard, (step, without(now, inherited))
+        unheard = unheard if step == last_step else {}
+        return Evidence(now, self._before, proven=self.proven, unheard=unheard, inherited=inherited)
 
     def counted(self, step: int, evidence: Evidence) -> None:
         """Follow from what all ranks have computed. After the barrier, before the update.
 
         Raises Interrupted on all ranks if the step has to be repeated, and ConfigurationError if that is of no use.
         """
-        findings, done, self.done = evidence.findings(), self.done, []
+        findings, done, self._done = evidence.findings(), self._done, []
         self._unheard = (-1, {})
         self.proven = self.proven or findings.proven
         if not findings.known:
@@ -180,8 +197,8 @@ def _first_difference(rank: int, done: Sequence[Pass]) -> str:
     first, second = own[:2]
     for number, (one, other) in enumerate(zip(first, second, strict=False), start=1):
         if one != other:
-            return f"reduction {number} of {len(second)} ({other.text})"
-    return "" if len(first) == len(second) else f"the number of reductions ({len(first)} and {len(second)})"
+            return f"collective {number} of {len(second)} ({other.text})"
+    return "" if len(first) == len(second) else f"the number of collectives ({len(first)} and {len(second)})"
 
 
 def _why_not_equal(findings: Findings, here: str) -> str:

@@ -83,7 +83,7 @@ class BitFlips:
         """Flip what the next layer gives that gives floats."""
 
         def flip(_layer: object, _inputs: object, output: object) -> None:
-            given = output[0] if isinstance(output, tuple | list) and output else output
+            given = _local(output[0] if isinstance(output, tuple | list) and output else output)
             if isinstance(given, torch.Tensor) and _can_be_flipped(given):
                 handle.remove()
                 self._flip(given, fault)
@@ -94,7 +94,8 @@ class BitFlips:
         """Flip the next gradient of a parameter that the backward pass computes, before it is reduced."""
         handles: list[torch.utils.hooks.RemovableHandle] = []
 
-        def flip(gradient: torch.Tensor) -> None:
+        def flip(whole: torch.Tensor) -> None:
+            gradient = _local(whole)
             if handles and _can_be_flipped(gradient):
                 for handle in handles:
                     handle.remove()
@@ -158,6 +159,11 @@ class _Copy:
     def __init__(self, shard: "OpenShard") -> None:
         self.header = shard.header
         self.tensors = [tensor.detach().clone() for tensor in shard.tensors]
+
+
+def _local(tensor: Any) -> Any:
+    """Return this rank's piece of a sharded tensor, in the same memory; anything else as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _can_be_flipped(tensor: torch.Tensor) -> bool:

@@ -290,13 +290,35 @@ class Exposed(Protocol):
         ...
 
 
+class ModelReplica(NamedTuple):
+    """The ranks that hold one copy of the model and compute a gradient together, and this rank's place among them.
+
+    Attributes:
+        members: Its ranks, this one included. With plain data parallelism this one alone.
+        peers: The ranks that have this rank's place in each replica, this one included, in the order of replicas.
+    """
+
+    members: tuple[int, ...]
+    peers: tuple[int, ...]
+
+    def before(self, rank: int) -> int:
+        """Return the rank that has the same place in the replica before that of a rank."""
+        return self.peers[self.peers.index(rank) - 1]
+
+    def after(self, rank: int) -> int:
+        """Return the rank that has the same place in the replica after that of a rank."""
+        return self.peers[(self.peers.index(rank) + 1) % len(self.peers)]
+
+
 @runtime_checkable
 class Repeatable(Protocol):
-    """A framework whose step another rank can repeat from its inputs: parameters are the same everywhere."""
+    """A framework whose step another replica can repeat from its inputs: parameters are the same in all of them."""
 
-    @property
-    def repeats_others(self) -> bool:
-        """True if no collective of a step brings what its gradients are computed from."""
+    def replica(self) -> ModelReplica | None:
+        """Return the replica that this rank belongs to.
+
+        None if there is no other one, or if what another one has computed is needed within a step.
+        """
         ...
 
     def capture_conditions(self) -> bytes:

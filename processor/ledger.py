@@ -66,6 +66,12 @@ class Surroundings:
         """Return the inputs of the step: those that are given, or those of the rank whose step is repeated here."""
         return given
 
+    def compares(self, now: bool, *, has_batch: bool = True) -> None:
+        """Note whether other replicas give the same to collectives `now`: from a forward pass to its reduced gradients.
+
+        `has_batch`: each rank takes a batch before its first forward pass in a step.
+        """
+
     def replay_ends(self) -> None:
         """Raise Interrupted if this was no step of this rank: it was repeated for another one, and has no update."""
 
@@ -247,6 +253,14 @@ class Ledger:
     def batch(self, given: Any) -> Any:
         """Return a micro-batch of a loop that has no `step`: the one that is given, or that of another rank."""
         return self._surroundings.inputs(given)
+
+    def computes(self, *, has_batch: bool) -> None:
+        """Note that the model begins to compute; without `has_batch` some ranks get their input from others alone."""
+        self._surroundings.compares(True, has_batch=has_batch)
+
+    def computed(self) -> None:
+        """Note that the gradients are reduced of all that the model has computed so far."""
+        self._surroundings.compares(False)
 
     def reduced(self) -> None:
         """Note that all gradients of the step are reduced. Raises Interrupted at the end of a step of another rank."""

@@ -151,6 +151,10 @@ class TrainThread(Surroundings):
         """Return the inputs of the step: those that are given, or those of the rank whose step is repeated here."""
         return self._replays.inputs(given)
 
+    def compares(self, now: bool, *, has_batch: bool = True) -> None:
+        """Begin or end to listen to what is given to collectives."""
+        self._replays.compares(now, has_batch=has_batch)
+
     def replay_ends(self) -> None:
         """Raise Interrupted if this was no step of this rank."""
         self._replays.ends()

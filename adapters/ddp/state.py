@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...processor import tree
 from ...processor.building import check_registered
+from ...processor.framework import ModelReplica
 from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...processor.registry import Registry, by_name
 from ...processor.shard import Shard
@@ -220,10 +221,9 @@ class TrainState(WholeState):
             self._layouts[name].expect(layout)
         self.registry.restore_local(captured["own"])
 
-    @property
-    def repeats_others(self) -> bool:
-        """True: every rank holds all parameters, and gradients meet when they are computed."""
-        return True
+    def replica(self) -> ModelReplica | None:
+        """Return this rank alone: it holds all parameters, and gradients meet when they are computed."""
+        return ModelReplica((dist.get_rank(),), tuple(range(dist.get_world_size())))
 
     def step_left(self, step: int) -> None:
         """Drop the gradients of a step that ends before its update, as a rollback does."""

@@ -23,6 +23,7 @@ from ...protocol.errors import ConfigurationError
 
 TESTED = ("2.9.1", "2.13.0", "2.14.1", "2.15.0")
 _STATE_HOMES = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
+_BACKWARD_DONE = "_root_post_backward_final_callback"  # called on the outermost module that has run
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 # What must be there, by the object that has it.
@@ -54,6 +55,26 @@ def fsdp_states(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
             if state is not None and id(state) not in seen:
                 seen.add(id(state))
                 yield state
+
+
+def tells_backward(modules: Iterable[torch.nn.Module]) -> bool:
+    """Return whether the end of a backward pass of sharded modules can be heard of."""
+    states = list(fsdp_states(modules))
+    return bool(states) and all(hasattr(state, _BACKWARD_DONE) for state in states)
+
+
+def call_after_backward(modules: Iterable[torch.nn.Module], call: Callable[[], None]) -> None:
+    """Call `call` at the end of each backward pass, when its gradients are reduced."""
+    for state in fsdp_states(modules):
+        setattr(state, _BACKWARD_DONE, _followed(getattr(state, _BACKWARD_DONE), call))
+
+
+def _followed(plain: Callable[[], None], call: Callable[[], None]) -> Callable[[], None]:
+    def both() -> None:
+        plain()
+        call()
+
+    return both
 
 
 def parameter_groups(state: Any) -> list[Any]:

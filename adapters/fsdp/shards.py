@@ -9,13 +9,14 @@ import copy
 import hashlib
 import inspect
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from ...processor.framework import ModelReplica
 from ...processor.optimizer_state import OptimizerState
 from ...processor.registry import Registry
 from ...processor.shard_layout import Extent
@@ -109,9 +110,34 @@ def holders_of(parameter: torch.Tensor, place: str) -> Ranks:
     mesh, here = parameter.device_mesh, parameter.device_mesh.get_coordinate()
     if here is None or any(placement.is_partial() for placement in parameter.placements):
         raise UnsupportedState(f"{place} is {parameter.placements} on {mesh}: this rank has no piece of it of its own")
-    ranks = mesh.mesh
-    for dimension in reversed(range(mesh.ndim)):
-        if not parameter.placements[dimension].is_replicate():
+    return _ranks_along(parameter, replicated=True)
+
+
+def find_replica(modules: Iterable[torch.nn.Module]) -> ModelReplica | None:
+    """Return the ranks that hold one copy of all parameters together, and those that hold what this rank holds.
+
+    None if there is one copy only, or if these are not all ranks of the job: with a pipeline, say.
+    """
+    sharded = [each for module in modules for each in module.parameters() if isinstance(each, DTensor)]
+    if not sharded:
+        return None
+    # What tensor parallel ranks hold whole has more holders than there are replicas, or is on a mesh without them.
+    found = [ModelReplica(*(_ranks_along(each, replicated=way) for way in (False, True))) for each in sharded]
+    replica = min(found, key=lambda each: (len(each.peers), -len(each.members)))
+    whole = len(replica.members) * len(replica.peers) == dist.get_world_size()
+    same = all(set(replica.peers) <= set(each.peers) for each in found)
+    return replica if whole and same and len(replica.peers) > 1 else None
+
+
+def _ranks_along(parameter: DTensor, *, replicated: bool) -> Ranks:
+    """Return the ranks that differ from this one only in dimensions of the mesh in which a parameter is replicated.
+
+    Otherwise: only in those in which it is not.
+    """
+    here, ranks = parameter.device_mesh.get_coordinate(), parameter.device_mesh.mesh
+    assert here is not None
+    for dimension in reversed(range(parameter.device_mesh.ndim)):
+        if parameter.placements[dimension].is_replicate() is not replicated:
             ranks = ranks.select(dimension, here[dimension])
     return tuple(sorted(ranks.flatten().tolist()))
 

@@ -8,13 +8,13 @@ modules and torch's functional collectives have by name or by reference; so noth
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ...communicators.process_group import ReplaceableGroup
-from ...processor.framework import OpenShard, ShardDigest
+from ...processor.framework import ModelReplica, OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward_of_layers, fire_in_forward
 from ...processor.registry import by_name
 from ...processor.runtime import Runtime
@@ -24,8 +24,19 @@ from ...protocol.errors import RecoveryError
 from ...protocol.types import InjectionPoint, ShardHold
 from ..ddp.state import TrainState, without_ddp
 from ..process_groups import walk_groups
-from .compatibility import clear_iteration, drop_gradients, fsdp_states, refuse_unsupported, reshard
-from .shards import Piece, RankLayout, find_pieces, local, rehearse_update
+from .compatibility import (
+    call_after_backward,
+    clear_iteration,
+    drop_gradients,
+    fsdp_states,
+    refuse_unsupported,
+    reshard,
+    tells_backward,
+)
+from .shards import Piece, RankLayout, find_pieces, find_replica, local, rehearse_update
+
+if TYPE_CHECKING:
+    from ...processor.ledger import Ledger
 
 _log = logging.getLogger("midstep")
 
@@ -51,6 +62,15 @@ class ShardedTrainState(TrainState):
         return (*super().audit(), *self._layout_findings())
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
+
+    def bind(self, ledger: "Ledger") -> None:
+        """Set the step ledger, and tell it of each forward and backward pass where other ranks can repeat them."""
+        super().bind(ledger)
+        runtime = Runtime.current()
+        if runtime is not None and runtime.settings.integrity_audit_steps and self.replica() is not None:
+            for module in self._modules:
+                module.register_forward_pre_hook(lambda *_: ledger.computes(has_batch=True), prepend=True)
+            call_after_backward(self._modules, ledger.computed)
 
     def shards(self) -> tuple[ShardHold, ...]:
         """Return the shards that this rank must hold, with their sizes now."""
@@ -91,10 +111,9 @@ class ShardedTrainState(TrainState):
             if why_not:
                 _log.debug("the first update of %s was not rehearsed: %s", name, why_not)
 
-    @property
-    def repeats_others(self) -> bool:
-        """False: a forward pass gathers the parameters of its layers from other ranks."""
-        return False
+    def replica(self) -> ModelReplica | None:
+        """Return the ranks that share one copy of the parameters: a row of the mesh, where that has several (HSDP)."""
+        return find_replica(self._modules) if tells_backward(self._modules) else None
 
     def open_shard(self, shard_id: str) -> OpenShard:
         """Open a shard to send from it."""

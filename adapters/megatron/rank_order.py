@@ -6,7 +6,7 @@ parallelism; which ranks share a node, from the launcher. Either can be changed.
 """
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -60,6 +60,20 @@ def copies(sizes: Sizes, order: str) -> list[Group]:
         return [group[i::size] for group, size in zip(experts, pieces, strict=True) for i in range(size)]
     dense = _groups(_dense_ways(sizes), order, {"dp", "cp"})
     return dense + experts if sizes.expert > 1 else dense
+
+
+def find_members(sizes: Sizes, rank: int, peers: Group, together: Iterable[int]) -> Group:
+    """Return the ranks that hold a copy of the model with this one; none if no order of ranks is like that.
+
+    `peers`: those that hold what this one holds. `together`: ranks that compute with it, which are of the same copy.
+    """
+    ways = _expert_ways(sizes) if sizes.expert > 1 else _dense_ways(sizes)
+    wanted = set(together)
+    for order in ORDERS:
+        members = _group_of(rank, _groups(ways, order, {"tp", "cp", "ep", "pp"}))
+        if _group_of(rank, _groups(ways, order, {"dp"})) == peers and wanted <= set(members):
+            return members
+    return ()
 
 
 def neighbours(sizes: Sizes, order: str) -> list[Group]:
@@ -121,6 +135,10 @@ def current_order(sizes: Sizes, held_together: Sequence[Group]) -> str:
         if all(tuple(sorted(group)) in known for group in held_together):
             return order
     return MEGATRONS
+
+
+def _group_of(rank: int, groups: Sequence[Group]) -> Group:
+    return next(tuple(sorted(group)) for group in groups if rank in group)
 
 
 def _each(group: Group) -> list[Group]:

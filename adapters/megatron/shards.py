@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 
 from ...processor import tree
+from ...processor.framework import ModelReplica
 from ...processor.optimizer_state import OptimizerState
 from ...processor.shard import Shard
 from ...protocol.errors import RecoveryError
 from .compatibility import EARLIER_NAMES
 from .parts import Parts, bucket_groups
-from .rank_order import Sizes
+from .rank_order import Sizes, find_members
 
 
 class ShardParts:
@@ -134,9 +135,13 @@ def replica_ranks(parts: Parts) -> dict[str, list[int]]:
 
 def sizes(parts: Parts) -> Sizes:
     """Return how many ways each kind of parallelism has."""
+    cut = any(is_distributed(leaf) for leaf in parts.leaves)
+    return _sizes(instances=parts.chunks[0].ddp_config.num_distributed_optimizer_instances if cut else 0)
+
+
+def _sizes(instances: int) -> Sizes:
     from megatron.core import parallel_state as ps
 
-    cut = any(is_distributed(leaf) for leaf in parts.leaves)
     return Sizes(
         tensor=ps.get_tensor_model_parallel_world_size(),
         context=ps.get_context_parallel_world_size(),
@@ -145,8 +150,30 @@ def sizes(parts: Parts) -> Sizes:
         expert=ps.get_expert_model_parallel_world_size(),
         expert_tensor=ps.get_expert_tensor_parallel_world_size(),
         expert_data=ps.get_expert_data_parallel_world_size(),
-        instances=parts.chunks[0].ddp_config.num_distributed_optimizer_instances if cut else 0,
+        instances=instances,
     )
+
+
+def find_replica() -> ModelReplica | None:
+    """Return the ranks that hold one copy of the model, and those that have this rank's place in the other copies.
+
+    With expert parallelism a copy has as many data parallel ranks as experts are spread over. None: there is one copy,
+    or its ranks are not counted in an order that is known.
+    """
+    from megatron.core import parallel_state as ps
+
+    experts = ps.get_expert_model_parallel_world_size() > 1
+    between = ps.get_expert_data_parallel_group() if experts else ps.get_data_parallel_group()
+    inside = [
+        ps.get_tensor_model_parallel_group(),
+        ps.get_context_parallel_group(),
+        ps.get_pipeline_model_parallel_group(),
+        ps.get_expert_model_parallel_group(),
+    ]
+    peers = tuple(sorted(dist.get_process_group_ranks(between)))
+    together = {rank for group in inside for rank in dist.get_process_group_ranks(group)}
+    members = find_members(_sizes(instances=0), dist.get_rank(), peers, together)
+    return ModelReplica(members, peers) if members and len(peers) > 1 else None
 
 
 def derive_parameters(parts: Parts) -> None:

@@ -30,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...processor.framework import OpenShard, ShardDigest
+from ...processor.framework import ModelReplica, OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward, fire_in_forward
+from ...processor.runtime import Runtime
 from ...protocol.types import InjectionPoint, ShardHold
 from .buddy import Buddies, say
 from .compatibility import GRADIENT_NORMS
@@ -39,7 +40,7 @@ from .parts import Parts, bucket_groups
 from .process_groups import refuse_stale
 from .rank_local_state import RankLocalState
 from .replicas import RankPlace, Replica, Replicas
-from .shards import derive_parameters, is_distributed, main_parameters
+from .shards import derive_parameters, find_replica, is_distributed, main_parameters
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
@@ -86,11 +87,19 @@ class MegatronState:
         self._ledger = ledger
         self._hooks.attach(ledger)
         self._rank_local.hand_batches(ledger.batch)
+        runtime = Runtime.current()
+        replica = self.replica() if runtime is not None and runtime.settings.integrity_audit_steps else None
+        if replica is not None and len(replica.members) > 1:  # of which not all take batches
+            for chunk in self._parts.chunks:
+                chunk.register_forward_pre_hook(lambda *_: ledger.computes(has_batch=False))
+            self._hooks.tell_computed(ledger)
 
-    @property
-    def repeats_others(self) -> bool:
-        """True with data parallelism alone, where gradients meet once and parameters are whole in each step."""
-        return is_data_parallel_alone(self._parts)
+    def replica(self) -> ModelReplica | None:
+        """Return the tensor, context, pipeline and expert parallel ranks of one copy of the model, this one included.
+
+        None if there is no other copy, or if a step needs what other copies have computed before its update.
+        """
+        return find_replica() if meets_once(self._parts) else None
 
     def step_left(self, step: int) -> None:
         """Drop what is known of a step that ends before its update, and its gradients."""
@@ -247,6 +256,18 @@ class StepHooks:
         if scheduler is not None:
             scheduler.step = self._after_scheduler(scheduler.step)
 
+    def tell_computed(self, ledger: "Ledger") -> None:
+        """Tell when the gradients of the last chunk are reduced: of embeddings they are added up again behind that."""
+        last = self._parts.chunks[-1]
+        plain = last.finish_grad_sync
+
+        def finish_grad_sync(*args: Any, **options: Any) -> Any:
+            result = plain(*args, **options)
+            ledger.computed()
+            return result
+
+        last.finish_grad_sync = finish_grad_sync
+
     def arm(self, point: InjectionPoint, fire: Callable[[], None]) -> None:
         """Call `fire` once, when this step's reduction or gather begins, to inject a fault there."""
         self._armed[point] = fire
@@ -350,18 +371,12 @@ class StepHooks:
         return step
 
 
-def is_data_parallel_alone(parts: Parts) -> bool:
-    """Return whether a step needs no other rank before its gradients are reduced, and reduces them once."""
-    from megatron.core import parallel_state
-
-    alone = (
-        parallel_state.get_data_parallel_world_size() == torch.distributed.get_world_size()
-        and parallel_state.get_expert_model_parallel_world_size() == 1
-    )
+def meets_once(parts: Parts) -> bool:
+    """Return whether a replica needs no other one before its gradients are reduced, and they are reduced once."""
     ddp_configs = [chunk.ddp_config for chunk in parts.chunks]
     gathers = any(each.overlap_param_gather for each in ddp_configs)
     instances = max(getattr(each, "num_distributed_optimizer_instances", 1) for each in ddp_configs)
-    return alone and not gathers and instances == 1
+    return not gathers and instances == 1
 
 
 def drop_handles(parts: Parts) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ...controller.recovery.state import Phase
-from ...processor.audits import Audits, Contribution, Pass
-from ...processor.evidence import Evidence
+from ...processor.audits import Audits, Pass
+from ...processor.evidence import Contribution, Evidence
 from ...protocol.errors import ConfigurationError
 from ...protocol.faults import EACH_TIME
 from ...protocol.types import Activity, FaultKind
@@ -83,11 +83,11 @@ class PlayedAudits:
 
     def repeats_others(self, step: int) -> Thread[None]:
         """Repeat what others compute, before this rank's own step."""
-        self.audits.done = []
+        self.audits.begin()
         if not self.audits.is_due(step):
             return
         process, peer = self._process, (self.rank - 1) % self.world_size
-        for subject in self.audits.subjects:
+        for subject in self.audits.subjects(peer):
             if subject == peer:
                 group = yield from process.enter(Activity.COMMITTING)
                 group.post(("inputs", step, self.rank), step)
@@ -147,7 +147,8 @@ class PlayedAudits:
             text += f", wrong on {process.agent.name}" if alike else f", wrong {self._of_job.computed}"
         done = Pass(subject)
         done.contributions.append(Contribution("played", xxhash.xxh3_64_intdigest(text.encode())))
-        self.audits.done += [done] if self.audits.is_due(step) else []
+        if self.audits.is_due(step):
+            self.audits.add(done)
         return wrong
 
 

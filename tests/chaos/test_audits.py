@@ -53,6 +53,16 @@ def run(
     return job
 
 
+def many_flips(ranks: int, number: int) -> list[ArmedFault]:
+    """Return flips of all kinds and bits, one in every second step, of one rank after the other."""
+    kinds = [(*kind, bits) for kind in KINDS for bits in FlippedBits]
+    flips = []
+    for each in range(number):
+        action, point, bits = kinds[each % len(kinds)]
+        flips.append(flip(each % ranks, action, point, 6 + 2 * each, bits=bits))
+    return flips
+
+
 def blamed(job: Job) -> set[tuple[int, int]]:
     """Return who was found to have been wrong once, and in which step."""
     logs = "".join(log.read_text() for log in job.directory.glob("logs/*") if log.is_file())
@@ -84,11 +94,7 @@ def test_each_of_many_wrong_gradients_is_blamed_on_its_rank_in_one_job(start_job
     Steps are so short that a flip may come before the controller has heard from all that the step before was repeated:
     it is of the same incident then, in a generation of its own.
     """
-    kinds = [(*kind, bits) for kind in KINDS for bits in FlippedBits]
-    flips = []
-    for number in range(FLIPS):
-        action, point, bits = kinds[number % len(kinds)]
-        flips.append(flip(number % 3, action, point, 6 + 2 * number, bits=bits))
+    flips = many_flips(3, FLIPS)
     policy = {**AUDITS, "integrity": {"audit_steps": 1, "strikes": 1000}}
     job = run(start_job, 3, flips, policy=policy, steps=10 + 2 * FLIPS, patience_s=700.0)
     incidents = finish(job)["incidents"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from midstep.processor.audits import Audits, Contribution, Pass
-from midstep.processor.evidence import Evidence
+from midstep.processor.audits import Audits, Pass
+from midstep.processor.evidence import Contribution, Evidence
 from midstep.protocol.errors import Interrupted
 from midstep.protocol.types import FaultKind, JobSettings
 
@@ -31,10 +31,10 @@ class Rank:
 
     def computes(self, step: int, wrong: frozenset[int] = frozenset()) -> Evidence:
         """Compute its own gradient and that of the rank before it; `wrong`: of those ranks not as it should."""
-        for subject in (*self.audits.subjects, self.rank):
+        for subject in (*self.audits.subjects((self.rank - 1) % self.world_size), self.rank):
             done = Pass(subject)
             done.contributions.append(Contribution("", 1000 * step + 10 * subject + (subject in wrong)))
-            self.audits.done.append(done)
+            self.audits.add(done)
         evidence = self.audits.evidence(step)
         assert evidence is not None
         return evidence
@@ -49,7 +49,7 @@ def audited(ranks: list[Rank], step: int, *, wrong: Any = None, unheard: Sequenc
     said, left = [each.said() for each in all_evidence], 0
     for each, evidence in zip(ranks, all_evidence, strict=True):
         if each in unheard:
-            each.audits.done = []
+            each.audits.begin()
             continue
         for heard in said:
             evidence.heard(heard)

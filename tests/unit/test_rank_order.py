@@ -17,6 +17,7 @@ from midstep.adapters.megatron.rank_order import (
     advice,
     copies,
     current_order,
+    find_members,
     neighbours,
     on_one_node,
     propose_order,
@@ -45,6 +46,37 @@ def test_experts_are_copied_over_their_own_data_parallel_groups() -> None:
     world = Sizes(1, 1, 1, 8, 4, 1, 2, 0)
     generator = RankGenerator(tp=1, ep=4, dp=2, pp=1, cp=1, order=MEGATRONS)
     assert set(map(tuple, generator.get_ranks("dp"))) <= set(copies(world, MEGATRONS))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("ways", [(2, 1, 2, 2), (2, 2, 1, 2), (1, 2, 2, 4), (1, 1, 3, 2)])
+def test_a_copy_of_the_model_is_held_by_ranks_that_no_data_parallel_group_joins(
+    order: str, ways: tuple[int, int, int, int]
+) -> None:
+    """All of them together hold all parameters once, whatever the order in which Megatron counts ranks."""
+    tensor, context, pipeline, data = ways
+    world = Sizes(tensor, context, pipeline, data, 1, 1, tensor * context * data, 0)
+    generator = RankGenerator(tp=tensor, ep=1, dp=data, pp=pipeline, cp=context, order=order)
+    for members in generator.get_ranks("tp-cp-pp"):
+        for rank in members:
+            (peers,) = (each for each in generator.get_ranks("dp") if rank in each)
+            kinds = [generator.get_ranks(kind) for kind in ("tp", "cp", "pp")]
+            together = {other for kind in kinds for each in kind if rank in each for other in each}
+            assert find_members(world, rank, tuple(peers), together) == tuple(sorted(members))
+
+
+def test_with_expert_parallelism_a_copy_has_several_data_parallel_ranks() -> None:
+    """As many as the experts are spread over: each of them computes a batch of its own with the experts of all."""
+    world = Sizes(1, 1, 1, 8, 4, 1, 2, 0)
+    assert find_members(world, 5, (1, 5), {4, 5, 6, 7}) == (4, 5, 6, 7)
+    tensor_too = Sizes(2, 1, 1, 4, 2, 2, 2, 0)
+    assert find_members(tensor_too, 5, (1, 5), {4, 5, 7}) == (4, 5, 6, 7)
+
+
+def test_ranks_that_are_counted_otherwise_hold_no_known_copy() -> None:
+    """Where the experts' ranks are not those that compute together."""
+    assert find_members(Sizes(1, 1, 1, 8, 4, 1, 2, 0), 5, (1, 5), {1, 4, 5}) == ()
+    assert find_members(PLAIN, 0, (0, 7), {0, 1}) == ()
 
 
 def test_with_several_optimizer_instances_each_has_a_copy_of_each_piece() -> None:

@@ -132,11 +132,12 @@ def train(records: Path, setting: Setting) -> None:
             die(setting, BEFORE_FORWARD, step.index)
             optimizer.zero_grad()
             loss: Any = None
-            for micro_batch in range(setting.micro_batches):
+            batches = step.inputs([random_batch(text, shape, 4) for _ in range(setting.micro_batches)])
+            for micro_batch, batch in enumerate(batches):
                 last = micro_batch == setting.micro_batches - 1
                 model.set_requires_gradient_sync(last)
                 model.set_is_last_backward(last)
-                loss = model(*random_batch(text, shape, 4)) / setting.micro_batches
+                loss = model(*batch) / setting.micro_batches
                 loss.backward()
             die(setting, AFTER_BACKWARD, step.index)
             whole_norm = clip(list(model.parameters()))

@@ -5,13 +5,15 @@ Megatron-LM's training loop is in no package. Check it out, name the place in MI
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from midstep.protocol.types import ArmedFault, InjectionPoint
+from midstep.protocol.types import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 
 from ..comparing import assert_nobody_harmed, assert_same_numbers
-from ..jobs import Job, inject
+from ..jobs import Job, Record, inject
+from ..test_audits import blamed, flip
 from .conftest import POLICY, run_to_its_end
 
 CHECKOUT = "MIDSTEP_MEGATRON_LM"
@@ -26,8 +28,10 @@ ARGUMENTS = f"""
     --distributed-backend gloo --use-cpu-initialization --no-gradient-accumulation-fusion --no-masked-softmax-fusion
     --no-bias-gelu-fusion --no-bias-dropout-fusion --no-persist-layer-norm --no-create-attention-mask-in-dataloader
     --log-interval 1 --rerun-mode disabled
-    --tensor-model-parallel-size 2 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --tensor-model-parallel-size 2 --use-distributed-optimizer --overlap-grad-reduce
 """
+GATHERS = "--overlap-param-gather"
+AUDITS: dict[str, Any] = {**POLICY, "integrity": {"audit_steps": 2, "strikes": 100}}
 
 pytestmark = [
     pytest.mark.chaos,
@@ -45,21 +49,27 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(place: Path, faults: tuple[ArmedFault, ...] = ()) -> Job:
+def start(place: Path, faults: tuple[ArmedFault, ...] = (), *options: str, policy: dict[str, Any] = POLICY) -> Job:
     """Start a job that trains with Megatron-LM."""
-    arguments = [str(place / "records"), *ARGUMENTS.split()]
-    return Job(place, script=SCRIPT, arguments=arguments, policy=POLICY, faults=faults)
+    arguments = [str(place / "records"), *ARGUMENTS.split(), *options]
+    return Job(place, script=SCRIPT, arguments=arguments, policy=policy, faults=faults)
+
+
+def undisturbed(place: Path, *options: str) -> Record:
+    """Return the record of a run to which nothing happens."""
+    job = start(place, (), *options)
+    try:
+        assert not run_to_its_end(job)["incidents"], job.said()
+    finally:
+        job.close()
+    return job.record()
 
 
 def test_a_kill_in_megatron_lms_pretrain_changes_no_bit(root: Path) -> None:
     """Only the killed ranks are replaced, no iteration is lost, and all numbers are those of an undisturbed run."""
     faults = (inject(1, InjectionPoint.BACKWARD, 3), inject(0, InjectionPoint.FORWARD, 8))
-    calm = start(root / "calm")
-    try:
-        assert not run_to_its_end(calm)["incidents"], calm.said()
-    finally:
-        calm.close()
-    job = start(root / "job", faults)
+    calm = undisturbed(root / "calm", GATHERS)
+    job = start(root / "job", faults, GATHERS)
     try:
         incidents = run_to_its_end(job)["incidents"]
     finally:
@@ -68,4 +78,23 @@ def test_a_kill_in_megatron_lms_pretrain_changes_no_bit(root: Path) -> None:
     for incident, fault in zip(incidents, faults, strict=True):
         assert_nobody_harmed(incident, {fault.rank})
         assert incident["resumed_step"] == fault.step, incident
-    assert_same_numbers(job.record(), calm.record())
+    assert_same_numbers(job.record(), calm)
+
+
+def test_a_wrong_gradient_in_megatron_lms_pretrain_is_blamed_on_its_rank(root: Path) -> None:
+    """Of two tensor parallel ranks that compute together; in a replica, and in the one that repeats its step."""
+    flips = (
+        flip(1, FaultAction.FLIP_ACTIVATION, InjectionPoint.FORWARD, 4, bits=FlippedBits.TENSOR),
+        flip(2, FaultAction.FLIP_GRADIENT, InjectionPoint.BACKWARD, 6, bits=FlippedBits.SIGN),
+        flip(0, FaultAction.FLIP_ACTIVATION, InjectionPoint.REPLAY, 8, bits=FlippedBits.TENSOR),
+    )
+    calm = undisturbed(root / "calm")
+    job = start(root / "job", flips, policy=AUDITS)
+    try:
+        incidents = run_to_its_end(job)["incidents"]
+    finally:
+        job.close()
+    assert len(incidents) == len(flips), job.said()
+    assert all(incident["pids_before"] == incident["pids_after"] for incident in incidents)
+    assert blamed(job) == {(1, 4), (2, 6), (0, 8)}
+    assert_same_numbers(job.record(), calm)
