@@ -83,7 +83,8 @@ class TitanState(ShardedTrainState):
 
         optimizers.zero_grad, optimizers.step, schedulers.step = begin, step, scheduled
         batches = self._trainer.batch_generator
-        self._trainer.batch_generator = lambda data: batches(_Quiet(data) if ledger.count else data)
+        # In an audited step another rank may be repeated, with its batch.
+        self._trainer.batch_generator = lambda data: map(ledger.batch, batches(_Quiet(data) if ledger.count else data))
 
     def clean(self) -> None:
         """Clear away what an interrupted step has left, and what an asynchronous checkpoint has."""
