@@ -314,7 +314,7 @@ class ModelReplica(NamedTuple):
 class Repeatable(Protocol):
     """A framework whose step another replica can repeat from its inputs: parameters are the same in all of them."""
 
-    def replica(self) -> ModelReplica | None:
+    def model_replica(self) -> ModelReplica | None:
         """Return the replica that this rank belongs to.
 
         None if there is no other one, or if what another one has computed is needed within a step.

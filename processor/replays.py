@@ -113,8 +113,9 @@ class Replays:
         self._ahead: list[int] = []  # whose gradients this rank computes before its own
         self._replayed = -1  # the step for which that is done
         self._audits.begin()
-        found = self._framework.replica() if self._audits.is_on and isinstance(self._framework, Repeatable) else None
-        self._replica = found or ModelReplica((self._runtime.rank,), (self._runtime.rank,))
+        rank, framework = self._runtime.rank, self._framework
+        found = framework.model_replica() if self._audits.is_on and isinstance(framework, Repeatable) else None
+        self._replica = found or ModelReplica((rank,), (rank,))
         self._listen(None)
 
     def left(self) -> None:
@@ -273,7 +274,7 @@ class Replays:
 
 
 def _refuse_others(runtime: "Runtime", framework: "Framework") -> None:
-    able = isinstance(framework, Repeatable) and framework.replica() is not None
+    able = isinstance(framework, Repeatable) and framework.model_replica() is not None
     if able and isinstance(runtime.communicator, Listening):
         return
     raise ConfigurationError(

@@ -221,7 +221,7 @@ class TrainState(WholeState):
             self._layouts[name].expect(layout)
         self.registry.restore_local(captured["own"])
 
-    def replica(self) -> ModelReplica | None:
+    def model_replica(self) -> ModelReplica | None:
         """Return this rank alone: it holds all parameters, and gradients meet when they are computed."""
         return ModelReplica((dist.get_rank(),), tuple(range(dist.get_world_size())))
 

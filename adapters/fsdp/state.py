@@ -67,7 +67,7 @@ class ShardedTrainState(TrainState):
         """Set the step ledger, and tell it of each forward and backward pass where other ranks can repeat them."""
         super().bind(ledger)
         runtime = Runtime.current()
-        if runtime is not None and runtime.settings.integrity_audit_steps and self.replica() is not None:
+        if runtime is not None and runtime.settings.integrity_audit_steps and self.model_replica() is not None:
             for module in self._modules:
                 module.register_forward_pre_hook(lambda *_: ledger.computes(has_batch=True), prepend=True)
             call_after_backward(self._modules, ledger.computed)
@@ -111,7 +111,7 @@ class ShardedTrainState(TrainState):
             if why_not:
                 _log.debug("the first update of %s was not rehearsed: %s", name, why_not)
 
-    def replica(self) -> ModelReplica | None:
+    def model_replica(self) -> ModelReplica | None:
         """Return the ranks that share one copy of the parameters: a row of the mesh, where that has several (HSDP)."""
         return find_replica(self._modules) if tells_backward(self._modules) else None
 

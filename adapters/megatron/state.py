@@ -88,13 +88,13 @@ class MegatronState:
         self._hooks.attach(ledger)
         self._rank_local.hand_batches(ledger.batch)
         runtime = Runtime.current()
-        replica = self.replica() if runtime is not None and runtime.settings.integrity_audit_steps else None
+        replica = self.model_replica() if runtime is not None and runtime.settings.integrity_audit_steps else None
         if replica is not None and len(replica.members) > 1:  # of which not all take batches
             for chunk in self._parts.chunks:
                 chunk.register_forward_pre_hook(lambda *_: ledger.computes(has_batch=False))
             self._hooks.tell_computed(ledger)
 
-    def replica(self) -> ModelReplica | None:
+    def model_replica(self) -> ModelReplica | None:
         """Return the tensor, context, pipeline and expert parallel ranks of one copy of the model, this one included.
 
         None if there is no other copy, or if a step needs what other copies have computed before its update.

@@ -54,7 +54,7 @@ class Stub:
         self.taken: list[bytes] = []
         self._replica = replica
 
-    def replica(self) -> ModelReplica:
+    def model_replica(self) -> ModelReplica:
         return self._replica
 
     def step_left(self, step: int) -> None:

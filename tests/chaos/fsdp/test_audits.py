@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from midstep.protocol.types import FaultAction, FlippedBits, InjectionPoint
+from midstep.protocol.types import ArmedFault, FaultAction, FlippedBits, InjectionPoint
 
 from ..comparing import finish
 from ..jobs import inject
 from ..losing import calm_record
 from ..test_audits import blamed, flip, many_flips
 from ..test_integrity import assert_same_end
-from .conftest import PATIENCE_S, POLICY, WORLD, StartSharded, undisturbed
+from .conftest import PATIENCE_S, POLICY, WORLD, Loss, StartSharded, check_losses, undisturbed
 from .training import Setting
 
 pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(500)]
@@ -80,6 +80,22 @@ def test_a_rank_of_a_row_that_is_wrong_each_time_moves_to_a_spare(start_sharded:
     assert (incident["decisions"][-1]["rung"], incident["steps_lost"]) == ("recover", 0)
     assert "the node is left" in incident["reports"][0]["detail"]
     assert_same_end(job.record(), calm, 6)
+
+
+def test_ranks_that_are_lost_in_audited_steps_blame_no_rank(start_sharded: StartSharded) -> None:
+    """In each part of a step, in a repetition, stopped by a signal; votes are held beside."""
+    setting = Setting(mesh=(2, 2), steps=30)
+    losses = [
+        Loss((inject(1, InjectionPoint.REPLAY, 4),), {1}, 4),
+        Loss((inject(2, InjectionPoint.FORWARD, 8),), {2}, 8),
+        Loss((inject(0, InjectionPoint.BACKWARD, 12),), {0}, 12),
+        Loss((inject(3, InjectionPoint.BARRIER, 16),), {3}, 16),
+        Loss((inject(2, InjectionPoint.UPDATE, 20, life=2),), {2}, 21),
+        Loss((ArmedFault(1, FaultAction.STOP, InjectionPoint.REPLAY, 24, 2),), {1}, 24),
+    ]
+    policy = {**POLICY, "integrity": {"every_steps": 1, "audit_steps": 2}}
+    job = check_losses(start_sharded, setting, losses, policy=policy, **ONE_NODE)
+    assert blamed(job) == set()
 
 
 def test_a_model_of_which_there_is_one_copy_is_refused_at_the_start(start_sharded: StartSharded) -> None:

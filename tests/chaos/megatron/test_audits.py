@@ -103,6 +103,27 @@ def test_each_of_many_wrong_gradients_is_blamed_on_its_rank(start_megatron: Star
     assert_same_end(job.record(), calm.record(), shape.world)
 
 
+def test_ranks_that_are_lost_in_audited_steps_blame_no_rank(start_megatron: StartMegatron) -> None:
+    """In a repetition of two ranks that compute together, in a pass, in a reduction, at the barrier, in the gather."""
+    shape = msgspec.structs.replace(TOGETHER["tensor"], steps=26)
+    kills = (
+        inject(1, InjectionPoint.REPLAY, 4),
+        inject(2, InjectionPoint.FORWARD, 8),
+        inject(0, InjectionPoint.REDUCTION, 12),
+        inject(3, InjectionPoint.BARRIER, 16),
+        inject(1, InjectionPoint.GATHER, 20, life=2),
+    )
+    one_node = {"nodes": 1, "ranks_per_node": shape.world}
+    calm = start_megatron(shape, **one_node)
+    assert not run_to_its_end(calm)["incidents"], calm.said()
+    policy = {**POLICY, "integrity": {"audit_steps": 2}}
+    job = start_megatron(shape, kills, policy=policy, **one_node)
+    incidents = run_to_its_end(job, incidents=len(kills))["incidents"]
+    assert [incident["replaced"] for incident in incidents] == [[each.rank] for each in kills], job.said()
+    assert blamed(job) == set()
+    assert_same_end(job.record(), calm.record(), shape.world)
+
+
 def test_a_model_of_which_there_is_one_copy_is_refused_at_the_start(start_megatron: StartMegatron) -> None:
     """No other ranks could repeat the step of these."""
     job = start_megatron(Shape(world=2, tensor=2, steps=4), policy=AUDITS, nodes=1, ranks_per_node=2)
