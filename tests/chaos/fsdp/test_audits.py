@@ -53,6 +53,27 @@ def test_a_wrong_gradient_is_blamed_on_its_rank_and_on_no_other_of_its_row(
     assert_same_end(job.record(), calm, WORLD)
 
 
+def test_on_the_fake_device_rows_vote_and_audit_each_other(start_sharded: StartSharded) -> None:
+    """A parameter, a layer, the backward pass, a layer of the rank that repeats: each on another rank."""
+    fake: dict[str, Any] = {**ONE_NODE, "device": "fake"}
+    flips = (
+        flip(3, FaultAction.FLIP_PARAMETER, InjectionPoint.FORWARD, 5),
+        flip(1, FaultAction.FLIP_ACTIVATION, InjectionPoint.FORWARD, 8, bits=FlippedBits.TENSOR),
+        flip(2, FaultAction.FLIP_GRADIENT, InjectionPoint.BACKWARD, 12, bits=FlippedBits.SIGN),
+        flip(0, FaultAction.FLIP_ACTIVATION, InjectionPoint.REPLAY, 16, bits=FlippedBits.TENSOR),
+    )
+    calm = calm_record(start_sharded(ROWS, **fake), PATIENCE_S)
+    policy = {**POLICY, "integrity": {"every_steps": 1, "audit_steps": 4, "strikes": 100}}
+    job = start_sharded(ROWS, flips, policy=policy, **fake)
+    assert job.wait(PATIENCE_S) == 0, job.said()
+    incidents = finish(job)["incidents"]
+    assert len(incidents) == len(flips), job.said()
+    assert all(incident["pids_before"] == incident["pids_after"] for incident in incidents)
+    assert incidents[0]["reports"][0]["rank"] == 3, incidents[0]
+    assert blamed(job) == {(1, 8), (2, 12), (0, 16)}
+    assert_same_end(job.record(), calm, WORLD)
+
+
 def test_each_of_many_wrong_gradients_is_blamed_on_its_rank(start_sharded: StartSharded) -> None:
     """All kinds, all bits, all ranks, one flip every second step."""
     flips = many_flips(WORLD, FLIPS)
