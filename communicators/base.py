@@ -38,7 +38,15 @@ class CollectiveObserver(Protocol):
 
 
 class ContributionListener(Protocol):
-    """Hears of each collective of the training what this rank gives to it, before it starts."""
+    """Hears of each collective of a step what this rank gives to it, before it starts.
+
+    A thread of the script's own may do others meanwhile, such as one that writes checkpoints.
+
+    Attributes:
+        thread: The identifier of the thread that calls the train function.
+    """
+
+    thread: int
 
     def given(self, op: str, args: "Sequence[Any]", members: tuple[int, ...]) -> bool:
         """Take note of the arguments, which are torch's. Return whether the collective is to be done.
@@ -196,7 +204,10 @@ class GrowingGroups(Protocol):
 
 @runtime_checkable
 class Listening(Protocol):
-    """A communicator whose collectives can be listened to. `listener` is asked in the thread that starts one."""
+    """A communicator whose collectives can be listened to. `listener` is asked in the thread that starts one.
+
+    It is asked of those that its `thread` starts, or a backward pass, for which devices have threads of their own.
+    """
 
     listener: "ContributionListener | None"
 

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -151,7 +152,7 @@ class ReplaceableGroup(dist.ProcessGroup):
 def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
     def call(self: ReplaceableGroup, *args: Any, **kwargs: Any) -> dist.Work:
         listener = self._owner.listener
-        if listener is not None and not listener.given(op, args, self.members):
+        if listener is not None and _is_of_step(listener) and not listener.given(op, args, self.members):
             alone: dist.Work = getattr(Loopback(self.group_rank, len(self.members)), op)(*args, **kwargs)
             return alone
         return self.start(op, futureless, True, args, kwargs)
@@ -159,6 +160,10 @@ def _collective(op: str, futureless: bool) -> Callable[..., dist.Work]:
     call.__name__ = op
     call.__doc__ = f"Start `{op}` in the backend of the present generation."
     return call
+
+
+def _is_of_step(listener: ContributionListener) -> bool:
+    return threading.get_ident() == listener.thread or torch._C._current_graph_task_id() != -1
 
 
 for _op in WITH_FUTURE + WITHOUT_FUTURE:

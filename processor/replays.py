@@ -12,6 +12,7 @@ all of a replica repeat the step of the replica before it, each that of the rank
 within a replica are done, and what they are given is hashed as well: from that follows which rank was wrong first.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,6 +53,7 @@ class _Pass(Pass):
         """`alone`: no collective is done in which other replicas take part."""
         super().__init__(subject)
         self.alone = alone
+        self.thread = threading.get_ident()
         self.has_inputs = False
         self.listens = True  # not yet behind the reduction of its gradients, from which other things follow
         self._rank = rank

@@ -40,6 +40,7 @@ class TitanState(ShardedTrainState):
         self._trainer = trainer
         self._first = trainer.step  # of torchtitan's steps that were done before this job
         self._begun: int | None = None
+        self.is_cut_off = False  # what comes after an update, so that it is to be made up for
         self.checkpoints = Checkpoints(trainer)
         super().__init__(
             model=list(trainer.model_parts),
@@ -91,10 +92,16 @@ class TitanState(ShardedTrainState):
         super().clean()
         self.checkpoints.end_interrupted()
 
+    def step_left(self, step: int) -> None:
+        """Drop what a step leaves that is left for an audit, between two steps that no fault has cut off."""
+        super().step_left(step)
+        self.is_cut_off = False
+
     def rolled_back(self, step: int) -> None:
         """Drop gradients, and set the trainer's step."""
         super().rolled_back(step)
         self._begun = None
+        self.is_cut_off = True
         self._trainer.step = self._first + step
 
     def _counts(self) -> dict[str, int]:

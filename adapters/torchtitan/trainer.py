@@ -93,7 +93,7 @@ def _train(trainer: Any, plain: Callable[[Any], Any]) -> Any:
 
     def call() -> Any:
         _settle_modules(trainer)
-        if state.step:
+        if state.step and state.is_cut_off:
             state.checkpoints.make_up()
         return plain(trainer)
 

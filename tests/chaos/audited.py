@@ -3,16 +3,19 @@
 Each rank has data of its own, dropout, batch norm and a running value; otherwise as `training.py`. No layer drops what
 comes out of the one in the middle, so that whatever flips there changes the gradients. With `changing` as
 the fourth argument something of its forward pass does not repeat itself; with `drifting` the parameters of the ranks
-become different in each update.
+become different in each update; with `saving` a thread of torch's writes a checkpoint beside each step.
 
-`audited.py RECORDS STEPS STEP_S [changing|drifting]`
+`audited.py RECORDS STEPS STEP_S [changing|drifting|saving]`
 """
 
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from training import WIDTH, Trained, augmented  # type: ignore[import-not-found]
 
 import midstep
@@ -32,9 +35,30 @@ def build_model() -> torch.nn.Module:
     )
 
 
+class Saving:
+    """Asynchronous checkpoints of torch's own, whose thread does collectives over a group of its own."""
+
+    def __init__(self, records: Path) -> None:
+        self._folder = records
+        self._group = dist.new_group(backend="gloo")
+        self._saved: Any = None
+
+    def begin(self, module: torch.nn.Module, step: int) -> None:
+        """Begin to write the parameters after a step, when those after the step before it are written."""
+        self.end()
+        place = str(self._folder / f"step-{step}")
+        self._saved = dcp.async_save(module.state_dict(), checkpoint_id=place, process_group=self._group)
+
+    def end(self) -> None:
+        """Wait until all is written that was begun."""
+        if self._saved is not None:
+            self._saved.result()
+
+
 def train(records: Path, steps: int, step_s: float, fault: str) -> None:
     """Train, and write down how this rank ended."""
     trained = Trained(build_model)
+    saving = Saving(records) if fault == "saving" else None
 
     @midstep.resilient(trained.state)
     def loop() -> None:
@@ -48,8 +72,12 @@ def train(records: Path, steps: int, step_s: float, fault: str) -> None:
                 trained.update()
                 if fault == "drifting" and step.index:
                     next(trained.module.parameters()).data.add_(1e-6 * trained.rank)
+            if saving is not None:
+                saving.begin(trained.module, step.index)
 
     loop()
+    if saving is not None:
+        saving.end()
     trained.end(records)
 
 

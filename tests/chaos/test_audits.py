@@ -128,6 +128,15 @@ def test_of_two_ranks_the_repetition_tells_who_was_wrong(start_job: StartJob) ->
 
 
 @pytest.mark.soak
+def test_a_thread_that_saves_does_its_collectives_beside_the_repetitions(start_job: StartJob) -> None:
+    """They belong to no step, and have peers in a repetition, too."""
+    job = run(start_job, 3, [], policy={**AUDITS, "integrity": {"audit_steps": 1}}, more_arguments=("saving",))
+    assert finish(job)["incidents"] == [], job.said()
+    whole = {place.parent.name for place in job.records.glob("step-*/.metadata")}
+    assert whole == {f"step-{step}" for step in range(STEPS)}
+
+
+@pytest.mark.soak
 def test_processes_that_are_lost_in_audited_steps_come_back_as_ever(start_job: StartJob) -> None:
     """In a replay, in the step itself, at its barrier; votes are held beside. Nobody is blamed."""
     kills = [

@@ -260,3 +260,32 @@ def test_a_group_of_one_does_not_go_to_its_backend() -> None:
     scope.end(CommunicatorAborted, "over")
     with pytest.raises(CommunicatorAborted, match="over"):
         group.start("allreduce", False, True, ([bucket],))
+
+
+def test_a_listener_hears_of_what_its_thread_and_a_backward_pass_start() -> None:
+    """Not of what a thread of the script's own does beside the step, such as one that writes a checkpoint."""
+    heard: list[str] = []
+
+    def given(op: str, args: object, members: tuple[int, ...]) -> bool:
+        heard.append(f"{op} in {threading.current_thread().name}")
+        return True
+
+    listener = SimpleNamespace(thread=threading.get_ident(), given=given)
+    owner, scope = SimpleNamespace(observer=None, listener=listener), GenerationScope(lambda: None)
+    group = GlooGroup(owner, [3], 0, scope, timedelta(seconds=1))
+    group.connect(SimpleNamespace(process_group=None, gloo=None), scope)  # type: ignore[arg-type]
+
+    def allreduce() -> None:
+        group.allreduce([torch.ones(2)])
+
+    def backward() -> None:
+        leaf = torch.ones(2, requires_grad=True)
+        leaf.register_hook(lambda _: allreduce())
+        leaf.sum().backward()
+
+    for name, target in (("saving", allreduce), ("of a device", backward)):
+        thread = threading.Thread(target=target, name=name)
+        thread.start()
+        thread.join()
+    allreduce()
+    assert heard == ["allreduce in of a device", f"allreduce in {threading.current_thread().name}"]
