@@ -9,8 +9,9 @@ from ...processor.shard import Shard, digests_of
 from ...protocol.compat import StrEnum
 from ...protocol.errors import ConfigurationError, RecoveryError
 from ...protocol.types import ShardHold
-from .buddy import Buddies, HostPeerCopy, PeerCopy, piece_name
+from ..buddies import Buddies, pair
 from .parts import Parts
+from .peer_copy import HostPeerCopy, PeerCopy, piece_name
 from .rank_order import advice, current_order
 from .shards import find_pieces, is_distributed, replica_ranks, sizes
 
@@ -57,10 +58,11 @@ class Replicas:
         copy_kind = _PEER_COPIES.get(self.kind)
         alone = None if copy_kind is None else piece_name(place.rank)
         self._pieces: dict[str, _Held] = {**find_pieces(parts, alone=alone)}
-        self.buddies: Buddies | None = None
+        self.buddies: Buddies[PeerCopy] | None = None
         if copy_kind is not None and alone is not None:
             own = find_pieces(parts, alone=alone)[alone]
-            self.buddies = Buddies(own, copy_kind(own, _device(parts)), *place)
+            ring = pair(place.rank, range(place.world_size), place.ranks_per_node)
+            self.buddies = Buddies(own.open, copy_kind(own, _device(parts)), ring)
             if place.world_size > 1:
                 self._pieces[piece_name(self.buddies.copied_rank)] = self.buddies.piece
 
@@ -75,11 +77,11 @@ class Replicas:
         """Return one sentence about the memory and traffic that the copies cost this rank."""
         if self.buddies is None:
             return f"replica {self.kind.value}: nothing is kept or sent beside what Megatron keeps anyway"
-        on_device, on_host = (size / 1e6 for size in self.buddies.piece.memory(self.buddies.elements))
+        on_device, on_host = (size / 1e6 for size in self.buddies.piece.memory(self.buddies.piece.elements))
         same = ", which are the same memory here" if self.buddies.piece.device.type == "cpu" else ""
         return (
             f"replica {self.kind.value}: about {on_device:.1f} MB more device memory and {on_host:.1f} MB more host "
-            f"memory on this rank{same}; {self.buddies.sent_bytes / 1e6:.1f} MB of gradients sent to rank "
+            f"memory on this rank{same}; {self.buddies.piece.sent_bytes / 1e6:.1f} MB of gradients sent to rank "
             f"{self.buddies.buddy} in each step, and a second optimizer step"
         )
 

@@ -34,9 +34,10 @@ from ...processor.framework import ModelReplica, OpenShard, ShardDigest
 from ...processor.injection_points import fire_in_backward, fire_in_forward
 from ...processor.runtime import Runtime
 from ...protocol.types import InjectionPoint, ShardHold
-from .buddy import Buddies, say
+from ..buddies import Buddies, say
 from .compatibility import GRADIENT_NORMS
 from .parts import Parts, bucket_groups
+from .peer_copy import PeerCopy
 from .process_groups import refuse_stale
 from .rank_local_state import RankLocalState
 from .replicas import RankPlace, Replica, Replicas
@@ -226,7 +227,7 @@ class MegatronState:
 class StepHooks:
     """The hooks on one set of parts, and the faults that are armed in the middle of a step."""
 
-    def __init__(self, parts: Parts, rank_local: RankLocalState, buddies: Buddies | None) -> None:
+    def __init__(self, parts: Parts, rank_local: RankLocalState, buddies: Buddies[PeerCopy] | None) -> None:
         self._parts = parts
         self._buddies = buddies
         self._rank_local = rank_local

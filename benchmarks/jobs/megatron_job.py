@@ -16,8 +16,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from midstep.adapters.buddies import Buddies
 from midstep.adapters.megatron import FromSample, resilient
-from midstep.adapters.megatron.buddy import Buddies
 from midstep.examples.megatron import gpt
 from midstep.processor.ledger import Ledger
 

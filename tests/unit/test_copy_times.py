@@ -2,9 +2,7 @@
 
 import pytest
 
-pytest.importorskip("megatron.core")
-
-from midstep.adapters.megatron.buddy import CopyTimes
+from midstep.adapters.buddies import CopyTimes
 
 
 def test_what_copies_take_is_said_once_after_the_first_steps(capsys: pytest.CaptureFixture[str]) -> None:

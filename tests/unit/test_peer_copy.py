@@ -8,8 +8,8 @@ pytest.importorskip("megatron.core")
 
 import torch
 
-from midstep.adapters.megatron import buddy as peer_copy
-from midstep.adapters.megatron.buddy import HostPeerCopy, PeerCopy
+from midstep.adapters.megatron import peer_copy
+from midstep.adapters.megatron.peer_copy import HostPeerCopy, PeerCopy
 from midstep.adapters.megatron.shards import ShardParts
 
 CPU = torch.device("cpu")
@@ -74,9 +74,11 @@ def test_a_copy_has_the_bits_of_what_it_is_a_copy_of(  # noqa: PLR0917 - what it
             copied(piece, copy)
         for parameter, gradient in zip(leaf.parameters, gradients(step), strict=True):
             parameter.grad = gradient
+        message = torch.cat(copy.message())
         leaf.optimizer.step()
         if step >= started_at:
-            copy.take(gradients(step))
+            assert message.numel() == copy.arriving_bytes
+            copy.take(message)
             copy.update()
             mine, other = piece.open(), copy.open()
             assert other.names == mine.names
@@ -106,10 +108,12 @@ def test_a_copy_gives_a_lost_rank_its_piece_back() -> None:
 
 def test_gradients_of_a_step_that_is_rolled_back_are_dropped() -> None:
     """Without gradients there is nothing that an update could do."""
-    _, piece = owner(torch.optim.Adam)
+    leaf, piece = owner(torch.optim.Adam)
     copy = PeerCopy(piece, CPU)
     copied(piece, copy)
-    copy.take(gradients(0))
+    for parameter, gradient in zip(leaf.parameters, gradients(0), strict=True):
+        parameter.grad = gradient
+    copy.take(torch.cat(copy.message()))
     copy.forget()
     with pytest.raises(ValueError, match="zip"):
         copy.update()
