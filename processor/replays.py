@@ -202,8 +202,8 @@ class Replays:
         if not done.has_inputs:
             raise ConfigurationError(
                 "integrity.audit_steps is set, and the script does not take its batch by `batch = step.inputs(batch)`, "
-                "or, with Megatron, by a midstep.adapters.megatron.FromSample: another rank cannot repeat its step. "
-                "Change that, or set audit_steps: 0 (docs/integrity.md)"
+                "or, with Megatron, by a midstep.adapters.megatron.FromSample behind the step's zero_grad: another "
+                "rank cannot repeat its step. Change that, or set audit_steps: 0 (docs/integrity.md)"
             )
         if all(each.within for each in done.contributions):
             raise ConfigurationError(
