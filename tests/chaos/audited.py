@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from training import WIDTH, Trained, augmented  # type: ignore[import-not-found]
 
 import midstep
@@ -47,7 +47,7 @@ class Saving:
         """Begin to write the parameters after a step, when those after the step before it are written."""
         self.end()
         place = str(self._folder / f"step-{step}")
-        self._saved = dcp.async_save(module.state_dict(), checkpoint_id=place, process_group=self._group)
+        self._saved = async_save(module.state_dict(), checkpoint_id=place, process_group=self._group)
 
     def end(self) -> None:
         """Wait until all is written that was begun."""

@@ -280,8 +280,8 @@ def test_a_listener_hears_of_what_its_thread_and_a_backward_pass_start() -> None
 
     def backward() -> None:
         leaf = torch.ones(2, requires_grad=True)
-        leaf.register_hook(lambda _: allreduce())
-        leaf.sum().backward()
+        leaf.register_hook(lambda _: allreduce())  # type: ignore[no-untyped-call]
+        torch.autograd.backward(leaf.sum())
 
     for name, target in (("saving", allreduce), ("of a device", backward)):
         thread = threading.Thread(target=target, name=name)
