@@ -1,8 +1,9 @@
 """Measure what midstep costs a job whose model is sharded, and how long a killed rank holds it up, beside DDP.
 
 steps: whole jobs by turns. The script under torchrun, where it is a plain one, is what the others are divided by: under
-`midstep run` without copies in host memory, with one in every step, and with as many as `auto` takes. recovery: rank 1
-is killed once, in a job with DDP and in one on a mesh of two rows, by turns, where each rank holds as much.
+`midstep run` without copies in host memory, with one in every step, with as many as `auto` takes, and with a copy at a
+buddy. recovery: rank 1 is killed once, in a job with DDP and in one on a mesh of two rows, or of one with a copy at a
+buddy, by turns, where each rank holds as much.
 
 Copying is beside the step on another core: a machine without an idle core does not hide it.
 """
@@ -33,6 +34,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "midstep": {},
     "midstep, a copy in every step": {"restore": COPYING, "host_copy": {"every_steps": 1}},
     "midstep, copies at `auto`": {"restore": COPYING, "host_copy": {"every_steps": "auto"}},
+    "midstep, `replica: buddy`": {"replica": "buddy"},  # of use on one dimension
 }
 
 
@@ -69,7 +71,7 @@ def step_s(policy: dict[str, Any] | None, mesh: str, size: str, steps: int) -> f
 def recovery(mesh: str, ranks: int, size: str, depth: str) -> records.Recovery:
     """Return the recovery of a job that loses rank 1 once."""
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
-        policy = {"standby": {"depth": depth}}
+        policy = {"standby": {"depth": depth}, "replica": "buddy"}  # on one dimension no other rank has the pieces
         notes = run(Path(name), policy, ranks, STEPS_OF_RECOVERY, KILLED_STEP, mesh, size)
         return records.recovery(notes, ranks, KILLED_STEP)
 
@@ -160,8 +162,6 @@ def shown(result: dict[str, Any]) -> Table:
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
 def main(what: str, mesh: str, repeat: int, steps: int, size: str, depth: str, path: Path | None) -> None:
     """Measure, print, and write."""
-    if what == "recovery" and "x" not in mesh:
-        raise click.UsageError("on one dimension no rank holds what another one has lost: give rows and columns")
     launching.end_jobs_on_sigterm()
     result = steps_of(mesh, size, repeat, steps) if what == "steps" else recoveries_of(mesh, size, repeat, depth)
     if path is not None:

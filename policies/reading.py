@@ -41,6 +41,8 @@ def _check(value: object, kind: inspect.Type, key: str) -> list[Problem]:  # noq
             return _check_union(value, kind, key)
         case inspect.EnumType():
             return _check_name(value, [str(member.value) for member in kind.cls], key)
+        case inspect.LiteralType():
+            return _check_name(value, list(map(str, kind.values)), key)
         case inspect.Metadata(extra={"names_of": names_of}):  # of what other packages may add to
             return _check_name(value, _NAMES[names_of](), key)
         case _:

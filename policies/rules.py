@@ -312,14 +312,16 @@ def _restore_problems(policy: Policy) -> list[Problem]:
         elif source in policy.restore[:index]:
             problems.append(Problem(f"restore[{index}]", f"{source} is listed already"))
         elif source is RestoreSource.HOST_COPY and policy.script_writes:
-            said = "found host_copy, and midstep does not see what a script holds whose groups are its framework's own"
-            problems.append(Problem(f"restore[{index}]", said))
+            problems.append(Problem(f"restore[{index}]", f"found host_copy, {_UNSEEN}"))
+    if policy.replica == "buddy" and policy.script_writes:
+        problems.append(Problem("replica", f"found buddy, {_UNSEEN}"))
     if policy.checkpoint.asynchronous and RestoreSource.HOST_COPY not in policy.restore:
         said = "found true; such checkpoints are written from copies in host memory: restore has to name host_copy"
         problems.append(Problem("checkpoint.asynchronous", said))
     return problems
 
 
+_UNSEEN = "and midstep does not see what a script holds whose groups are its framework's own"
 _Sum = Callable[[Policy], float]
 
 # (key, its value, what it must be above, in words, as a value)
@@ -447,6 +449,7 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
         communicator=policy.communicator.name,
         device=policy.device,
         restore=tuple(source.value for source in policy.restore),
+        buddies=policy.replica == "buddy",
         host_copies=RestoreSource.HOST_COPY in policy.restore,
         host_copy_every_steps=0 if policy.host_copy.every_steps == "auto" else policy.host_copy.every_steps,
         host_copy_bytes=policy.host_copy.memory_bytes or 0,

@@ -376,6 +376,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incident: IncidentPolicy = IncidentPolicy()
     deadlines: Deadlines = Deadlines()
     restore: tuple[RestoreSource, ...] = (RestoreSource.REPLICA, RestoreSource.CHECKPOINT)
+    replica: Literal["mesh", "buddy"] = "mesh"  # of what one rank alone holds of a sharded model: none, or at a buddy
     save_before_reschedule: bool = True  # what healthy processes hold is written before a rung ends all of them
     host_copy: HostCopyPolicy = HostCopyPolicy()
     integrity: IntegrityPolicy = IntegrityPolicy()
@@ -477,9 +478,8 @@ def obstacle(found: tuple[PolicyChange, ...]) -> str | None:
     if not fixed:
         return None
     they = "it" if len(fixed) == 1 else "them"
-    because = f"since processes that run go by {they}"
-    if fixed == [FOR_GOOD]:
-        because = "since it holds from the start of a job to its end"
+    held = "it holds from the start of a job to its end"
+    because = f"since {held if fixed == [FOR_GOOD] else f'processes that run go by {they}'}"
     return (
         f"{', '.join(fixed)} cannot change while the job runs, {because}: start the job again with the new policy, or "
         f"leave {they} as before"

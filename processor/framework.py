@@ -278,6 +278,19 @@ class Trailing(Protocol):
 
 
 @runtime_checkable
+class Mirrored(Protocol):
+    """A framework of which other ranks repeat the updates, to keep copies of what one rank alone holds."""
+
+    def gradients_final(self) -> None:
+        """Start to send the gradients of this step. Runs at `ready(s)`, right before `capture_local`, on all ranks.
+
+        Raises:
+            CommunicatorError: A collective was aborted or has failed.
+        """
+        ...
+
+
+@runtime_checkable
 class Exposed(Protocol):
     """A framework that shows its gradients, so that bits can be flipped in them on purpose."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
 
 from ..protocol.errors import CommunicatorError, ConfigurationError, ProtocolViolation
 from ..protocol.types import Activity, InjectionPoint
-from .framework import Trailing
+from .framework import Mirrored, Trailing
 from .step_order import Act, StepOrder
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ class Ledger:
         self._own = b""  # between capture and swap
         self._shown_next_s = 0.0
         self._trailing = framework if isinstance(framework, Trailing) else None
+        self._mirrored = framework if isinstance(framework, Mirrored) else None
         self._values: dict[str, list[SupportsFloat]] = {}  # that the script has reported of this step
         self._has_inputs = False  # the script has taken the inputs of the present step
         self._open: bool | None = None  # a committed step is not over yet; True: a checkpoint may follow it
@@ -382,6 +383,8 @@ class Ledger:
         return True
 
     def _capture(self, index: int) -> bool:
+        if self._mirrored is not None:
+            self._mirrored.gradients_final()
         self._own = self._surroundings.keep_local(index + 1, self._framework.capture_local())
         return True
 

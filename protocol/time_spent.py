@@ -29,10 +29,9 @@ RECOVERY = frozenset(
 
 
 class TimeSpent(msgspec.Struct, frozen=True):
-    """The seconds of each category between two moments of the controller's clock.
+    """The seconds of each category between two moments of the controller's clock; categories without any are left out.
 
-    `goodput`: the part of them that was productive; None as long as no rank is known to have trained, which of a script
-    that does not call midstep is never known. Categories without a second are left out.
+    `goodput`: the part that was productive; None if no rank is known to have trained, as in a script without midstep.
     """
 
     began_s: float

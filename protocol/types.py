@@ -345,6 +345,7 @@ class JobSettings(msgspec.Struct, frozen=True):
     communicator: str = "gloo"
     device: str = "cpu"
     restore: tuple[str, ...] = ("replica", "checkpoint")
+    buddies: bool = False  # what one rank alone holds of a sharded model is copied at another one
     host_copies: bool = False  # each rank keeps copies of its state in host memory
     host_copy_every_steps: int = 0  # 0: as often as hardly costs anything
     host_copy_bytes: int = 0  # of a node, for all of its ranks; 0: half of what is free when the first is made

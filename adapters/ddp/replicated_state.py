@@ -131,13 +131,17 @@ class ReplicatedState:
     def adopt(self, shard: Shard) -> None:
         """Make an accepted shard, now received, the state of this rank."""
         content = tree.unflatten(shard.header, shard.tensors)
+        self._registry.buffers.adopt_baseline(content["baseline"])
+        self._registry.adopt_small_replicated(content["small"])
+        self.adopt_own(content)
+
+    def adopt_own(self, content: dict[str, Any]) -> None:
+        """Make received parameters and optimizer state those of this shard. The rest is the same on all ranks."""
         for name, named in self._parameters().items():
             for path, parameter in named.items():
                 arrived = content["parameters"][name][path]
                 if arrived.data_ptr() != parameter.data_ptr():
                     parameter.data.copy_(arrived)
-        self._registry.buffers.adopt_baseline(content["baseline"])
-        self._registry.adopt_small_replicated(content["small"])
         for name, state in self._optimizers.items():
             state.adopt(content["optimizers"][name])
         self._leave_room()

@@ -280,12 +280,40 @@ def offsets_of(parameter: Any) -> tuple[int, ...]:
 
     Raises ConfigurationError where the piece is not one block of it.
     """
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    if tuple(shape) != tuple(parameter._local_tensor.shape):
+    shape, offsets = place_of(parameter)
+    if shape != tuple(parameter._local_tensor.shape):
         raise ConfigurationError(
             f"checkpoint.format: dcp cannot name a piece of {list(parameter._local_tensor.shape)} of a parameter that "
             f"is {list(parameter.shape)} and placed as {parameter.placements}. Leave the format as it is: safetensors"
         )
-    return tuple(offsets)
+    return offsets
+
+
+def place_of(parameter: Any, rank: int | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of a rank's piece of a sharded parameter, and where it begins in the whole. None: this rank's.
+
+    The rank is one of the parameter's mesh.
+    """
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh = parameter.device_mesh
+    seen = mesh if rank is None else _SeenFrom(mesh, (mesh.mesh == rank).nonzero()[0].tolist())
+    shape, offsets = compute_local_shape_and_global_offset(parameter.shape, seen, parameter.placements)
+    return tuple(shape), tuple(offsets)
+
+
+class _SeenFrom:
+    """A device mesh as another rank has it."""
+
+    def __init__(self, mesh: Any, coordinate: list[int]) -> None:
+        self._mesh = mesh
+        self._coordinate = coordinate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mesh, name)
+
+    def get_coordinate(self) -> list[int]:
+        return self._coordinate
+
+    def _sym_get_coordinate(self, dimension: int) -> int:  # from torch 2.11 on
+        return self._coordinate[dimension]

@@ -25,7 +25,7 @@ from ..ddp.replicated_state import ReplicatedState
 from .compatibility import offsets_of
 
 _MOST_NAMED = 4  # ranks in the name of a shard
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     {
         torch.optim.ASGD,
         torch.optim.Adadelta,
@@ -47,6 +47,8 @@ ByModule = dict[str, dict[str, torch.Tensor]]  # parameters by the name of the m
 class Piece(ReplicatedState):
     """One shard: the pieces of some parameters, and what optimizers keep for them. The same on all of its `ranks`."""
 
+    held = True
+
     def __init__(self, ranks: Ranks, parameters: ByModule, registry: Registry, synced_buffers: frozenset[str]) -> None:
         """Make the shard of `parameters`, as they are registered with the optimizers."""
         self.ranks = ranks
@@ -60,10 +62,21 @@ class Piece(ReplicatedState):
         """The rank that writes it into checkpoints."""
         return self.ranks[0]
 
+    @property
+    def registered(self) -> ByModule:
+        """The parameters, as they are registered with the optimizers."""
+        return self._sharded
+
     def meshes(self) -> list[Any]:
         """Return the device meshes on which its parameters are sharded."""
         sharded = [each for named in self._sharded.values() for each in named.values() if isinstance(each, DTensor)]
         return list({id(each.device_mesh): each.device_mesh for each in sharded}.values())
+
+    @property
+    def mesh_ranks(self) -> Ranks:
+        """The ranks that are on the meshes of all of its parameters."""
+        found = [set(mesh.mesh.flatten().tolist()) for mesh in self.meshes()]
+        return tuple(sorted(set.intersection(*found))) if found else ()
 
     def versions(self) -> int:
         """Return a number that is another one when a parameter was written to."""
@@ -257,7 +270,7 @@ def rehearse_update(optimizer: torch.optim.Optimizer) -> str:
     """
     kind = type(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if kind not in _ELEMENTWISE:
+    if kind not in ELEMENTWISE:
         return f"a {kind.__name__} may do more than arithmetic on elements"
     if any(parameter.device.type != "cpu" for parameter in parameters):
         return "on a device updates are of all parameters at once, which stand-ins without memory are not"

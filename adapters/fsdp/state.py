@@ -22,6 +22,7 @@ from ...processor.shard import Shard, digests_of
 from ...processor.shard_layout import ShardLayout
 from ...protocol.errors import RecoveryError
 from ...protocol.types import InjectionPoint, ShardHold
+from ..buddies import Buddies, pair, say
 from ..ddp.state import TrainState, without_ddp
 from ..process_groups import walk_groups
 from .compatibility import (
@@ -33,7 +34,8 @@ from .compatibility import (
     reshard,
     tells_backward,
 )
-from .shards import Piece, RankLayout, find_pieces, find_replica, local, rehearse_update
+from .peer_copy import PieceCopy, hook_updates, refuse_unrepeatable
+from .shards import Piece, RankLayout, find_pieces, find_replica, local, rehearse_update, shard_name
 
 if TYPE_CHECKING:
     from ...processor.ledger import Ledger
@@ -50,6 +52,7 @@ class ShardedTrainState(TrainState):
         reshard(modules.values())  # a forward pass alone leaves the outermost parameters gathered
         super().__init__(model, optimizer, *others, **named)
         self._pieces = find_pieces(modules, self.registry, frozenset(self._layouts))
+        self._buddies = self._find_buddy()
         for piece in self._pieces.values():
             piece.open()  # raises now what it would raise in a recovery
 
@@ -59,6 +62,8 @@ class ShardedTrainState(TrainState):
         Runs at start and after the first steps, between two steps, and warns in the rank's log.
         """
         reshard(self._modules)
+        if self._buddies is not None:
+            say(self._cost_of_copies(self._buddies))
         return (*super().audit(), *self._layout_findings())
 
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
@@ -71,18 +76,32 @@ class ShardedTrainState(TrainState):
             for module in self._modules:
                 module.register_forward_pre_hook(lambda *_: ledger.computes(has_batch=True), prepend=True)
             call_after_backward(self._modules, ledger.computed)
+        if self._buddies is not None:
+            hook_updates(self.registry, self._update_copy)
 
     def shards(self) -> tuple[ShardHold, ...]:
         """Return the shards that this rank must hold, with their sizes now."""
-        return tuple(ShardHold(name, piece.open().size_bytes) for name, piece in self._pieces.items())
+        return tuple(ShardHold(name, piece.open().size_bytes, held=piece.held) for name, piece in self._pieces.items())
 
     def writes(self) -> tuple[str, ...]:
         """Return the shards that this rank writes into checkpoints: those of which it is the first holder."""
         return tuple(name for name, piece in self._pieces.items() if piece.writer == self._rank)
 
     def digests(self) -> dict[str, ShardDigest]:
-        """Return a hash of each shard."""
-        return digests_of({name: piece.open() for name, piece in self._pieces.items()})
+        """Return a hash of each shard that is here."""
+        return digests_of({name: piece.open() for name, piece in self._pieces.items() if piece.held})
+
+    def gradients_final(self) -> None:
+        """Send this rank's gradients to its buddy, which repeats its update."""
+        if self._buddies is not None:
+            self._buddies.send()
+
+    def capture_local(self) -> bytes:
+        """Capture the rank-local state; receive the gradients that the peer copy's update takes."""
+        captured = super().capture_local()
+        if self._buddies is not None:
+            self._buddies.arrive()  # they were on their way in the meantime
+        return captured
 
     def clean(self) -> None:
         """Clear away what an interrupted step has left, but for reduced gradients, which stay until `rolled_back`."""
@@ -138,9 +157,12 @@ class ShardedTrainState(TrainState):
         return self._piece(shard_id).layout()
 
     def rolled_back(self, step: int) -> None:
-        """Drop gradients, also those that were accumulated and not reduced."""
+        """Drop gradients, also those that were accumulated and not reduced; send buddies their first copy."""
         drop_gradients(self._modules)
         super().rolled_back(step)
+        if self._buddies is not None:
+            self._buddies.forget_step()
+            self._buddies.seed()
 
     def gradients(self) -> list[torch.Tensor]:
         """Return this rank's pieces of the gradients."""
@@ -165,12 +187,47 @@ class ShardedTrainState(TrainState):
     def _parameter_marks(self) -> dict[str, Any]:
         return {f"the parameters in {name}": piece.versions() for name, piece in self._pieces.items()}
 
+    def _find_buddy(self) -> Buddies[PieceCopy] | None:
+        """Return the copies of pieces that one rank alone holds, where the policy asks for them; and keep this rank's.
+
+        Raises ConfigurationError where updates cannot be repeated.
+        """
+        runtime, rank = Runtime.current(), self._rank
+        alone = next((piece for piece in self._pieces.values() if piece.ranks == (rank,)), None)
+        asked = runtime is not None and runtime.settings.buddies
+        if runtime is None or not asked or alone is None or dist.get_world_size() == 1:
+            return None
+        refuse_unrepeatable(self.registry, alone)
+        ring = pair(rank, alone.mesh_ranks, runtime.ranks_per_node)
+        copy = PieceCopy(ring.copied, alone.registered, self.registry, frozenset(self._layouts))
+        self._pieces[shard_name(copy.ranks)] = copy
+        return Buddies(alone.open, copy, ring)
+
+    def _update_copy(self, optimizer: str) -> None:
+        assert self._buddies is not None
+        self._buddies.piece.refuse_second(optimizer)
+        self._buddies.update(optimizer)
+
+    def _cost_of_copies(self, buddies: Buddies[PieceCopy]) -> str:
+        held, sent = (size / 1e6 for size in (buddies.piece.open().size_bytes, buddies.piece.sent_bytes))
+        return (
+            f"replica buddy: a copy of the piece of rank {buddies.copied_rank}, {held:.1f} MB here by now, and more "
+            f"with the optimizer's state; {sent:.1f} MB of gradients sent to rank {buddies.buddy} in each step, and "
+            "a second optimizer step"
+        )
+
     def _layout_findings(self) -> tuple[str, ...]:
         runtime = Runtime.current()
         if runtime is None:
             return ()
-        layout = RankLayout(dist.get_world_size(), runtime.ranks_per_node)
-        return layout.findings({name: piece.ranks for name, piece in self._pieces.items()})
+        layout, ranks = RankLayout(dist.get_world_size(), runtime.ranks_per_node), {}
+        for name, piece in self._pieces.items():
+            buddies = self._buddies
+            if buddies is None or len(piece.ranks) > 1:
+                ranks[name] = piece.ranks
+            elif piece.ranks == (self._rank,):
+                ranks[name] = tuple(sorted((self._rank, buddies.buddy)))
+        return layout.findings(ranks)
 
     def _piece(self, shard_id: str) -> Piece:
         if shard_id not in self._pieces:

@@ -98,10 +98,12 @@ def _words(settings: dict[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
-def check_moments(start_titan: StartTitan, settings: dict[str, Any], moments: Sequence[Moment], calm: Record) -> Job:
+def check_moments(
+    start_titan: StartTitan, settings: dict[str, Any], moments: Sequence[Moment], calm: Record, **options: Any
+) -> Job:
     """Lose a rank at each moment, one after the other: each comes back from its copy, and no bit is another one."""
     gates = [moment.gate for moment in moments[1:]]
-    job = start_titan(settings, moments, gates=gates)
+    job = start_titan(settings, moments, gates=gates, **options)
     incidents = incidents_of(job, gates, PATIENCE_S)
     for incident, moment in zip(incidents, moments, strict=True):
         assert_nobody_harmed(incident, {moment.rank}, ranks=WORLD)

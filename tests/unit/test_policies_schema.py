@@ -189,6 +189,8 @@ def test_a_file_changes_only_what_it_names() -> None:
         ),
         ("{communicator: {name: external}, restore: [host_copy]}", "restore[0]: found host_copy, and midstep does not"),
         ("checkpoint: {asynchronous: true}", "checkpoint.asynchronous: found true; such checkpoints are written from"),
+        ("replica: budy", "job.yaml: replica: found the text 'budy'; allowed: buddy, mesh; did you mean buddy?"),
+        ("{communicator: {name: external}, replica: buddy}", "replica: found buddy, and midstep does not see what"),
         ("restore: [replica, replica]", "job.yaml: restore[1]: replica is listed already"),
         ("stall: {factor: 1}", "job.yaml: stall.factor: found 1; allowed: a number above 1"),
         ("- ladder", "job.yaml: found a list; allowed: a mapping"),

@@ -44,7 +44,10 @@ SHORT = {
     NEWEST: (
         Check("contract tests of gloo and of building", _OF_GLOO),
         # Apart from those: their processes are forks, which a process that has trained cannot have.
-        Check("contract tests of sharded models", (*_PYTEST, "tests/contract/test_sharded_state.py")),
+        Check(
+            "contract tests of sharded models",
+            (*_PYTEST, "tests/contract/test_sharded_state.py", "tests/unit/test_piece_copies.py"),
+        ),
         Check("demo", ("midstep", "demo")),
     ),
 }
