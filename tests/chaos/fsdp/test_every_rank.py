@@ -1,7 +1,7 @@
 """Every rank of four meshes, killed at every moment of a step and of its own recovery: pids, steps and bits are kept.
 
-One job for each rank, which loses it fourteen times. Where another rank holds the same piece no step is lost; where
-there is none, ranks come back from copies in host memory and lose two at most.
+One job for each rank, which loses it fourteen times. Where another rank holds the same piece no step is lost, be it of
+another row or a buddy; where there is none, ranks come back from copies in host memory and lose two at most.
 """
 
 import os
@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 CHECKPOINTS = 4
 POLICY: dict[str, Any] = {**COPYING, "checkpoint": {"every_steps": CHECKPOINTS}}
+BUDDIES: dict[str, Any] = {**POLICY, "replica": "buddy"}
 PATIENCE_OF_MANY_S = 2 * PATIENCE_S
 MOST_LOST = 2  # of a rank that ends between its update and its copy
 FIRST, STRIDE = 3, 2  # steps of the incidents: the copy of the one before is whole by then
@@ -38,13 +39,19 @@ class Mesh(NamedTuple):
     restore: str
     columns: int  # distance of two ranks that hold the two pieces of one parameter; 0: each has the whole of it
     others: int  # of two ranks that add something up before the clipping; 0: there are none
-    soaked: int = 1  # the rank whose job is not nightly: a job takes minutes
+    soaked: int | None = 1  # the rank whose job is not nightly: a job takes minutes
+    policy: dict[str, Any] = POLICY
+    second: int = 1  # a rank without a piece in common with rank 0
 
 
 MESHES = {
     "4": Mesh(Setting(mesh=(4,)), "host_copy", columns=0, others=0, soaked=0),
     "2x2": Mesh(Setting(mesh=(2, 2)), "replica", columns=1, others=2),  # gradients, between the rows
     "2x2 with tensor parallelism": Mesh(Setting(mesh=(2,), tensor=2), "host_copy", columns=2, others=1),
+    "4, with buddies": Mesh(Setting(mesh=(4,)), "replica", columns=0, others=0, soaked=3, policy=BUDDIES, second=2),
+    "2x2 with tensor parallelism and buddies": Mesh(
+        Setting(mesh=(2,), tensor=2), "replica", columns=2, others=1, soaked=None, policy=BUDDIES
+    ),
     "two rows with tensor parallelism": Mesh(Setting(mesh=(2, 1), tensor=2), "replica", columns=0, others=2),
 }
 
@@ -147,7 +154,8 @@ def test_a_rank_is_lost_at_every_moment(
     endings = tuple(blow.ending for blow in blows if blow.ending is not None)
     faults = [blow.fault for blow in blows if blow.fault is not None]
     gates = [blow.step for blow in blows[1:]]
-    job = start(start_sharded, msgspec.structs.replace(setting, endings=endings), faults, gates=gates)
+    hurt = msgspec.structs.replace(setting, endings=endings)
+    job = start(start_sharded, hurt, faults, gates=gates, policy=mesh.policy)
     incidents = incidents_of(job, gates, PATIENCE_OF_MANY_S)
     for incident in incidents:
         assert_mended(incident, {rank}, mesh.restore)
@@ -158,19 +166,19 @@ OF_A_SURVIVOR = tuple(InjectionPoint(each) for each in ("stop", "clean", "rebuil
 OF_A_NEWCOMER = tuple(InjectionPoint(each) for each in ("join", "rebuild", "repair", "rollback"))
 
 
-def double_blows() -> Iterator[tuple[tuple[ArmedFault, ArmedFault], set[int], int]]:
+def double_blows(second: int) -> Iterator[tuple[tuple[ArmedFault, ArmedFault], set[int], int]]:
     """Yield two faults of one incident, who is replaced for them, and the step: the second comes in the recovery.
 
-    Ranks 0 and 1 hold different pieces in each mesh.
+    Rank 0 and the `second` one hold different pieces, and no copies of each other's.
     """
     lives, step = [1] * WORLD, FIRST
     for point in OF_A_SURVIVOR:
         faults = (
             inject(0, InjectionPoint.FORWARD, step, life=lives[0]),
-            inject(1, point, step, life=lives[1]),
+            inject(second, point, step, life=lives[second]),
         )
-        yield faults, {0, 1}, step
-        lives[0], lives[1], step = lives[0] + 1, lives[1] + 1, step + STRIDE
+        yield faults, {0, second}, step
+        lives[0], lives[second], step = lives[0] + 1, lives[second] + 1, step + STRIDE
     for point in OF_A_NEWCOMER:
         faults = (
             inject(3, InjectionPoint.BACKWARD, step, life=lives[3]),
@@ -180,15 +188,17 @@ def double_blows() -> Iterator[tuple[tuple[ArmedFault, ArmedFault], set[int], in
         lives[3], step = lives[3] + 2, step + STRIDE
 
 
-@pytest.mark.parametrize("name", ["4", "2x2"])
+@pytest.mark.parametrize("name", ["4", "2x2", "4, with buddies"])
 def test_a_second_rank_is_lost_in_every_phase_of_the_recovery(
     start_sharded: StartSharded, calm_runs: dict[str, Record], name: str
 ) -> None:
     """A survivor that holds other pieces, and the newcomer itself."""
-    mesh, blows = MESHES[name], tuple(double_blows())
+    mesh = MESHES[name]
+    blows = tuple(double_blows(mesh.second))
     setting = msgspec.structs.replace(mesh.setting, steps=blows[-1][2] + 2)
     gates = [step for _, _, step in blows[1:]]
-    job = start(start_sharded, setting, [fault for faults, _, _ in blows for fault in faults], gates=gates)
+    faults = [fault for pair_of_faults, _, _ in blows for fault in pair_of_faults]
+    job = start(start_sharded, setting, faults, gates=gates, policy=mesh.policy)
     incidents = incidents_of(job, gates, PATIENCE_OF_MANY_S)
     for incident, (_, replaced, _) in zip(incidents, blows, strict=True):
         assert_mended(incident, replaced, mesh.restore)
