@@ -48,7 +48,11 @@ def three(start_shared_job: StartJob) -> Record:
 
 
 def test_each_of_many_flips_in_a_devices_tensors_is_blamed_on_its_rank(start_job: StartJob, three: Record) -> None:
-    """All kinds, all bits, all ranks by turns; every copy comes from device to device, and no step is lost."""
+    """All kinds, all bits, all ranks by turns; every copy comes from device to device, and no step is lost.
+
+    On a busy machine a flip may come before the controller has heard from all that the step before was repeated: it is
+    of the same incident then, in a generation of its own.
+    """
     kinds = [(action, bits) for action in PLACES for bits in FlippedBits]
     flips = []
     for number in range(FLIPS):
@@ -56,11 +60,13 @@ def test_each_of_many_flips_in_a_devices_tensors_is_blamed_on_its_rank(start_job
         flips.append(flip(number % 3, action, FIRST + APART * number, bits))
     job = run(start_job, 3, flips, calm=three, steps=VOTED_STEPS, step_s=0.0)
     incidents = finish(job)["incidents"]
-    assert [blamed(each) for each in incidents] == [{each.rank} for each in flips]
+    left = iter(flips)
     for incident in incidents:
+        assert blamed(incident) == {next(left).rank for _ in incident["generations"]}, incident
         assert (incident["outcome"], incident["restore"], incident["steps_lost"]) == ("resumed", "replica", 0), incident
         assert incident["pids_before"] == incident["pids_after"], incident
         assert "from device to device" in " ".join(incident["reasons"]), incident
+    assert next(left, None) is None, "some flip was not found"
 
 
 def test_what_a_device_reports_in_a_step_with_a_vote_is_not_taken_for_silent(
