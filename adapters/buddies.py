@@ -59,7 +59,7 @@ class UpdatedCopy(Protocol):
         ...
 
     def accept(self, header: bytes) -> Shard:
-        """Return the tensors that receive the copied rank's piece. The present copy stays until `adopt`."""
+        """Return the tensors that receive the copied rank's piece: until `adopt` there may be no copy."""
         ...
 
     def adopt(self, shard: Shard) -> None:

@@ -82,7 +82,7 @@ class PieceCopy(Piece):
         mask[: len(self._own)] = torch.tensor([id(each) in self._sent for each in self._own], dtype=torch.uint8)
         parts = [mask.to(self.device)]
         for each in self._own:
-            gradient, _ = self._sent.get(id(each), (torch.zeros_like(local(each)), 0))
+            gradient = self._sent[id(each)][0] if id(each) in self._sent else torch.zeros_like(local(each))
             parts.append(gradient.detach().reshape(-1).view(torch.uint8))
         return parts
 
