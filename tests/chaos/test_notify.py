@@ -224,8 +224,8 @@ def test_each_kind_of_notice_is_told_of_one_job(
 ) -> None:
     """It starts; its spare node has a fault for a person; a rank dies, and the controller; it ends.
 
-    The hour of which its goodput is told has 20 s, everywhere in its processes, and it writes no checkpoint. The next
-    controller may be there half a second after the one before it has died.
+    In all of its processes the hour of the goodput has 20 s, and it writes no checkpoint. The next controller may be
+    there half a second after the one before it has died.
     """
     monkeypatch.setenv("PYTHONPATH", str(SHORT_HOUR))
     chat.ill = False

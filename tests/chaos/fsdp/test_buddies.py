@@ -123,13 +123,21 @@ def test_on_the_fake_device_no_step_is_lost(start_sharded: StartSharded) -> None
 
 @pytest.mark.soak
 def test_a_buddy_that_is_lost_while_it_sends_the_copy_back_is_the_last_holder(start_sharded: StartSharded) -> None:
-    """A second fault in the repair of the first one: all go back to the checkpoint, with the same bits."""
+    """A second fault in the repair of the first one: all go back to the checkpoint, with the same bits.
+
+    The copy was there: the rank had come back from it before.
+    """
     setting = Setting(mesh=(WORLD,))
     calm = undisturbed(start_sharded, setting)
-    faults = [inject(1, InjectionPoint.FORWARD, 6), inject(2, InjectionPoint.REPAIR, 6)]
+    faults = [
+        inject(1, InjectionPoint.FORWARD, 3),
+        inject(1, InjectionPoint.FORWARD, 6, life=2),
+        inject(2, InjectionPoint.REPAIR, 6),
+    ]
     job = start_sharded(setting, faults, policy={**BUDDIES, "checkpoint": {"every_steps": 4}}, **ONE_NODE)
     assert job.wait(PATIENCE_S) == 0, job.said()
-    (incident,) = finish(job)["incidents"]
+    before, incident = finish(job)["incidents"]
+    assert (before["restore"], before["resumed_step"], before["replaced"]) == ("replica", 3, [1]), before
     assert (incident["outcome"], set(incident["replaced"])) == ("resumed", {1, 2}), incident
     assert incident["resumed_step"] == 4, incident
     assert_same_numbers(job.record(), calm, ranks=WORLD)
