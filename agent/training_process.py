@@ -10,8 +10,9 @@ fork server; a cold one is a new interpreter, started while there is no fork ser
   limit, and then the process ends.
 - A log that cannot be written loses lines, but never fails a step. Python raises from `print` when the file system is
   full, read-only or gone. That would be a fault of the rank, and its replacement would fail in the same way.
-- A process that is built ahead runs the script up to its train function and stops there for a rank. Until then it takes
-  no part in the job: nothing reads its black box, and its only line to the agent is the channel.
+- A process that is built ahead runs the script up to its train function and stops there for a rank; where the script's
+  groups are its own (`--mindio`), up to these. Until then it takes no part in the job: nothing reads its black box, and
+  its only line to the agent is the channel.
 - torch's `env://` rendezvous uses the agents' store as it is. After a restart of the world it would read the addresses
   of processes that have ended. So each generation has a part of the store for itself, by a prefix.
 """
@@ -133,20 +134,29 @@ def run_program(assignment: channel.RunProgram, black_box: int, log: int, *copie
         print(f"midstep: {program} cannot be started in {directory}: {error}")  # noqa: T201
         end_process(1)
     _reseed()
-    environment = assignment.environment
     if mindio:
         put_on_path(_folder_of(assignment))
-        separate_worlds(environment[names.JOB], int(environment[RESTARTS]))
-    else:
-        separate_generations(int(environment.get(names.GENERATION, 0)), environment.get(names.STORE_SECRET, ""))
+        if built_ahead.is_waiting():
+            from ..adapters.mindio.device import await_rank_before_groups
+
+            await_rank_before_groups()
+    _separate(assignment.environment)
     end_process(_run_python(assignment))
 
 
 def hold_rank(environment: Mapping[str, str], black_box: int, log: int, *copies: int) -> None:
     """Become the process of a rank. In one that was built ahead, at its train function."""
     _take_over(environment, black_box, log, copies)
-    separate_generations(int(environment.get(names.GENERATION, 0)), environment.get(names.STORE_SECRET, ""))
+    _separate(environment)
     _dump_crashes(environment)
+
+
+def _separate(environment: Mapping[str, str]) -> None:
+    """Keep this process's `env://` rendezvous apart from those of processes that have ended."""
+    if environment.get(names.MINDIO) == "1":
+        separate_worlds(environment[names.JOB], int(environment[RESTARTS]))
+    else:
+        separate_generations(int(environment.get(names.GENERATION, 0)), environment.get(names.STORE_SECRET, ""))
 
 
 def _take_over(environment: Mapping[str, str], black_box: int, log: int, copies: Sequence[int]) -> None:
@@ -252,12 +262,15 @@ def build_program(request: channel.RunProgram, end: socket.socket, log: int) -> 
     unread = BlackBox.create(int(request.environment["RANK"]), settings.black_box_bytes)
     black_box = os.dup(unread.fd)  # the program attaches it, and then it is the program's to close
     unread.close()
-    built_ahead.hold_back(partial(_await_rank, end))
+    built_ahead.hold_back(partial(_await_rank, end, request.environment))
     run_program(request, black_box, log)
 
 
-def _await_rank(end: socket.socket) -> Mapping[str, str]:
-    """Say that the program is built, and wait for the rank. End when the agent closes the channel instead."""
+def _await_rank(end: socket.socket, began_with: Mapping[str, str]) -> Mapping[str, str]:
+    """Say that the program is built, and wait for the rank. End when the agent closes the channel instead.
+
+    `began_with`: the environment in which the program was started. What it has changed there stays as it is.
+    """
     channel.send(end, channel.ProgramBuilt())
     while (received := channel.receive(end)) is not None and isinstance(received[0], channel.Ping):
         channel.send(end, channel.Pong())
@@ -269,7 +282,13 @@ def _await_rank(end: socket.socket) -> Mapping[str, str]:
         os._exit(os.EX_USAGE)
     sys.stdout.flush()
     sys.stderr.flush()
+    own = {name: value for name, value in os.environ.items() if value != began_with.get(name)}
+    own.pop(names.BLACK_BOX_FD, None)
+    removed = began_with.keys() - os.environ.keys()
     hold_rank(order.environment, *fds)
+    os.environ.update(own)
+    for name in removed:
+        os.environ.pop(name, None)
     return os.environ
 
 

@@ -4,15 +4,22 @@ The handlers stop the device and make it usable again; the rest is the device's 
 again, with names on which survivors and newcomers have to agree. torch counts the groups that a process has made. A
 newcomer has made fewer than the survivors when both make one in the rebuild handler, and would wait for its peers under
 another name. So names say the generation, and count from there.
+
+A process that is built ahead may make no group before it has a rank: it would meet those that train.
 """
 
+import contextlib
+import functools
 import hashlib
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...devices.base import Damage, Device
 from ...devices.device_busy import while_busy
+from ...protocol.errors import ConfigurationError
+from .values import is_mindspore
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +99,29 @@ def _use_device(rank: int) -> None:
     own = getattr(torch._C, "_get_privateuse1_backend_name", str)() == "npu"
     group.allreduce([torch.ones(1, device="npu" if own else "cpu")]).wait()
     sys.modules["torch_npu"].npu.synchronize()
+
+
+def await_rank_before_groups() -> None:
+    """Have a script that is run ahead wait for its rank where it makes its first group. Without torch: do nothing.
+
+    Raises ConfigurationError for MindSpore, whose ranks meet in a scheduler before anything here is called.
+    """
+    if is_mindspore():
+        raise ConfigurationError("no process of MindSpore is built ahead: set standby.depth to imported")
+    with contextlib.suppress(ImportError):
+        from ...processor.runtime import Runtime
+
+        home: Any = importlib.import_module("torch.distributed")
+        original = home.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*arguments: Any, **options: Any) -> Any:
+            runtime = Runtime.current()
+            assert runtime is not None
+            runtime.await_rank()
+            return original(*arguments, **options)
+
+        home.init_process_group = home.distributed_c10d.init_process_group = init_process_group
 
 
 class GroupNames:

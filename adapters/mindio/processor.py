@@ -97,6 +97,7 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
     runtime = Runtime.current()
     if runtime is None:
         raise NotUnderMidstep("this mindio_ttp is midstep's: start the script with `midstep run --mindio`")
+    runtime.await_rank()
     if (rank, world_size) != (runtime.rank, runtime.world_size):
         raise ConfigurationError(
             f"tft_init_processor: this process is rank {runtime.rank} of {runtime.world_size} in its job, and was "

@@ -36,9 +36,8 @@ def test_processes_are_built_ahead_where_the_policy_says_so() -> None:
     assert not builds_ahead(left_to_nodes, StandbyDepth.BUILT)
 
 
-@pytest.mark.parametrize("changes", [{"no_python": True}, {"environment": {names.MINDIO: "1"}}])
-def test_a_program_that_has_no_train_function_to_stop_at_is_not_run_ahead(changes: dict[str, object]) -> None:
-    assert not builds_ahead(msgspec.structs.replace(JOB, **changes), StandbyDepth.BUILT)
+def test_a_program_that_is_not_python_and_would_not_stop_before_it_trains_is_not_run_ahead() -> None:
+    assert not builds_ahead(msgspec.structs.replace(JOB, no_python=True), StandbyDepth.BUILT)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,15 @@ from midstep.protocol.types import Activity
 
 ahead = built_ahead.is_waiting()
 print("comes to its train function", "ahead" if ahead else "at once", os.environ["MIDSTEP_SEATED"], flush=True)
+os.environ["OWN"] = "kept"
+del os.environ["LOCAL_WORLD_SIZE"]
 environment = built_ahead.await_rank() if ahead else os.environ
 incarnation, now = int(environment["MIDSTEP_INCARNATION"]), time.monotonic()
 box = BlackBox.attach(int(environment["MIDSTEP_BLACK_BOX_FD"]))
 box.write_progress(pid=os.getpid(), incarnation=incarnation, generation=incarnation + 1, step=3, collectives=0,
                    activity=Activity.COMPUTING, activity_began_s=now, step_began_s=now, median_step_s=600.0)
 print("trains as", incarnation, environment is os.environ, flush=True)
+print("what it has changed is", os.environ.get("OWN"), os.environ.get("LOCAL_WORLD_SIZE"), flush=True)
 time.sleep(600)
 """
 RANKS = 8  # one for each test of those that share an agent
@@ -66,7 +69,10 @@ def replace(site: Any, rank: int, **changes: Any) -> None:
 
 
 def test_the_next_process_of_a_rank_is_the_one_that_was_built_for_it(play_ranks: Play) -> None:
-    """It stands at the train function already; its environment, output and black box are those of the new process."""
+    """It stands at the train function already; its environment, output and black box are those of the new process.
+
+    Variables that the script has set or removed by then stay so.
+    """
 
     async def scenario(site: Any, rank: int) -> None:
         built = await with_a_built_process(site, rank)
@@ -74,6 +80,7 @@ def test_the_next_process_of_a_rank_is_the_one_that_was_built_for_it(play_ranks:
         started = await site.started(rank, 1)
         assert (started.process.pid, started.warm) == (built.pid, True)
         await site.says(rank, "trains as 1 True", incarnation=1)
+        await site.says(rank, "what it has changed is kept None", incarnation=1)
         assert built.name() == f"midstep-r{rank}"
         assert "comes to its train function" not in site.log(rank, 1)
         assert "ahead 0" in (site.root / "job" / "logs" / f"rank-{rank}.built.log").read_text()

@@ -9,6 +9,7 @@ import pytest
 
 from midstep.controller.endpoints.control_requests import Accepted, StopJobRequest
 
+from ..built import built, wait_until_built
 from ..comparing import assert_nobody_harmed, assert_same_numbers, finish
 from ..jobs import PATIENCE_S, RANKS, ROOMY, Job, Record
 
@@ -50,13 +51,25 @@ def run(
     policy: dict[str, Any] = ROOMY,
     limit_s: float = PATIENCE_S,
     converting: bool = False,
+    ahead: tuple[int, ...] = (),
 ) -> tuple[Job, dict[str, Any]]:
-    """Run a job to its end."""
+    """Run a job to its end. `ahead`: the steps before which the next processes of all ranks are built first."""
     arguments = [str(root / "records"), str(steps), json.dumps(faults), *(["converting"] if converting else [])]
     job = Job(
-        root, script=SCRIPT, arguments=arguments, policy=policy, options=["--mindio"], nodes=1, ranks_per_node=RANKS
+        root,
+        script=SCRIPT,
+        arguments=arguments,
+        policy=policy,
+        gates=ahead,
+        options=["--mindio"],
+        nodes=1,
+        ranks_per_node=RANKS,
     )
     try:
+        for replaced, step in enumerate(ahead):
+            job.held_at(step)
+            wait_until_built(job, RANKS + replaced)
+            job.open_gate(step)
         job.wait(limit_s)
         return job, finish(job)
     finally:
@@ -102,6 +115,18 @@ def test_killed_ranks_are_replaced_and_no_bit_changes(calm: Record, tmp_path: Pa
         ["rollback", "recover", FIRST + 3, ARGUMENTS, NO_CONTEXT],
     ]
     assert [call[0] for call in handlers(job, 0)[:4]] == ["stop", "clean", "rebuild_group", "rollback"]  # has no part
+
+
+def test_processes_that_are_built_ahead_take_the_places_of_killed_ones(calm: Record, tmp_path: Path) -> None:
+    """The script has run up to its groups in them: it makes these, and all that follows, when the rank is free."""
+    before = tuple(step - 1 for _, step, *_ in REPLACED)
+    job, report = run(tmp_path, REPLACED, policy={**ROOMY, "standby": {"depth": "built"}}, ahead=before)
+
+    assert len(report["incidents"]) == len(REPLACED), job.said()
+    for incident, (rank, *_) in zip(report["incidents"], REPLACED, strict=True):
+        assert_nobody_harmed(incident, {rank})
+        assert built(job)[incident["pids_after"][str(rank)]] == rank
+    assert_same_numbers(job.record(), calm)
 
 
 def test_processes_that_can_go_on_stay_and_no_bit_changes(calm: Record, tmp_path: Path) -> None:

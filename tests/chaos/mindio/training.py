@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from midstep.devices import fake
 from midstep.devices.fake_chip import CHIP
+from midstep.processor import built_ahead
 
 sys.modules["torch_npu"] = fake
 script_group.register()
@@ -62,14 +63,19 @@ CONVERTING = sys.argv[4:] == ["converting"]
 FOLDER = Path(sys.argv[5]) if sys.argv[4:5] == ["--load"] else None
 ALONE, SLOW, LIES = (each in sys.argv[6:] for each in ("alone", "slow", "lies"))
 SAVED_EVERY = 5
-LIFE = int(os.environ["MIDSTEP_INCARNATION"])
+
+
+def life() -> int:
+    """Return the number of this process among those of its rank. One that is built ahead does not know it at first."""
+    return int(os.environ["MIDSTEP_INCARNATION"])
 
 
 class Model:
     """Parameters on all ranks, Adam's moments for one half of them on two ranks each."""
 
     def __init__(self) -> None:
-        torch.manual_seed(1 if LIFE == 1 else 1000 + RANK)  # what a newcomer has, it must have got from a peer
+        newcomer = built_ahead.is_waiting() or life() > 1
+        torch.manual_seed(1000 + RANK if newcomer else 1)  # what a newcomer has, it must have got from a peer
         self.parameters = torch.randn(SIZE)
         self.half = RANK % 2
         self.moments = torch.zeros(2, SIZE // 2)
@@ -104,7 +110,7 @@ DONE: set[tuple[int, str]] = set()
 
 def note(what: str, *values: Any) -> None:
     """Write down what a handler was called with."""
-    with (RECORDS / f"handlers.{RANK}.{LIFE}").open("a") as file:
+    with (RECORDS / f"handlers.{RANK}.{life()}").open("a") as file:
         print(json.dumps([what, tft_get_repair_type(), *values]), file=file, flush=True)
 
 
@@ -209,7 +215,7 @@ def rollback_callback(step: int, train_args: Any, ctx: Any) -> None:
     note("rollback", step, len(train_args), ctx)
     dist.all_gather_into_tensor(MODEL.parameters, MODEL.slice().clone(), group=GROUPS.halves)
     MODEL.iteration = step
-    with (RECORDS / f"held.{RANK}.{LIFE}").open("a") as file:
+    with (RECORDS / f"held.{RANK}.{life()}").open("a") as file:
         print(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), file=file)
 
 
@@ -246,7 +252,7 @@ def is_due(where: str) -> bool:
     """Return whether a fault is due here in this step and this process."""
     step = MODEL.iteration - FIRST
     lives = 1 + sum(each[0] == RANK and each[1] < step and each[3] == "kill" for each in FAULTS if len(each) > 2)
-    return lives == LIFE and any(each[:3] == [RANK, step, where] for each in FAULTS) and (step, where) not in DONE
+    return lives == life() and any(each[:3] == [RANK, step, where] for each in FAULTS) and (step, where) not in DONE
 
 
 def fail(where: str) -> None:
