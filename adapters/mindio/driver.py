@@ -38,10 +38,8 @@ _TEXTS = {
 }
 # A consequence of being stopped, or no error at all.
 _NO_FAULT = frozenset({ReportState.RS_NORMAL, ReportState.RS_PREREPAIR_FINISH, ReportState.RS_STEP_FINISH})
-_UNTRUSTED = {
-    ReportState.RS_UCE_CORRUPTED: "several bits of device memory flipped before the last update",
-    ReportState.RS_RETRY: "the script has found its numbers to be wrong",
-}
+_CORRUPTED = "several bits of device memory flipped before the last update"
+_WRONG = "the script has found its numbers to be wrong"
 _log = logging.getLogger("midstep")
 
 
@@ -140,16 +138,25 @@ class HandlerDriver:
         self._conversation.ask(Question(Ask.FINISH))
         return not self._conversation.await_go()
 
-    def report(self, state: ReportState, detail: str = "", error: BaseException | None = None) -> None:
-        """Say how the training function was left. Returns at once."""
+    def report(
+        self, state: ReportState, detail: str = "", error: BaseException | None = None, *, back_to: int | None = None
+    ) -> None:
+        """Say how the training function was left. Returns at once.
+
+        `back_to`: by the script's count, the step of the checkpoint that all are to load, of RS_RETRY.
+        """
         if self._thread is None:  # of a newcomer: it is ready now
             self._start()
         self.recovery.memory_fault = state in {ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED}
         if state in _NO_FAULT:  # if midstep has not stopped it, something else has
             self._conversation.park(RuntimeError(FORCE_STOP))
             return
-        if state in _UNTRUSTED:
-            self._distrust(f"{_UNTRUSTED[state]} {detail}".strip())
+        if state is ReportState.RS_RETRY:
+            self._go_back(back_to)
+            self._conversation.park(RuntimeError(FORCE_STOP))
+            return
+        if state is ReportState.RS_UCE_CORRUPTED:
+            self._distrust(f"{_CORRUPTED} {detail}".strip())
         text = _TEXTS.get(state)
         self._conversation.park(
             (error or RuntimeError(f"the script reported {state.name} {detail}".strip()))
@@ -162,6 +169,16 @@ class HandlerDriver:
         self._runtime.report_fault(
             FaultKind.MEMORY_MULTI_BIT, why, FaultLevel.RESTART_BUSINESS, mendable=False, trusted_step=0
         )
+
+    def _go_back(self, step: int | None) -> None:
+        """Report that the updates since a checkpoint are wrong. All load it, if this process can tell which it is."""
+        self._state.chosen = step
+        loadable = self._state.loadable()
+        why = _WRONG if step is None else f"{_WRONG}, and names the checkpoint of step {step}"
+        if loadable:
+            self._runtime.report_fault(FaultKind.MEMORY_MULTI_BIT, why, mendable=True, trusted_step=loadable[0])
+        else:
+            self._distrust(why)
 
     def await_clean(self) -> bool:
         """Wait until the device is clean."""

@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 OTHER = "OTHER"
 _CAN_REPAIR, _CANNOT_REPAIR = "HBM MULTI BIT ECC can repair", "HBM MULTI BIT ECC can't repair"
 _CODE = re.compile(r"\bdevice error type\s*([0-9a-f]+)\b", re.IGNORECASE)
+_CHOSEN = re.compile(r"\bload ckpt step=(\d{1,15})\b")  # as MindSpeed-LLM's handler of PRECISION ERROR reads it
 _states: dict[str, str] = {
     "FORCE STOP": "RS_NORMAL",
     "UCE ERROR": "RS_UCE",
@@ -316,8 +317,13 @@ def _report_and_wait(error: Exception) -> None:
     """Report, and return when training continues. Raises `error` when it does not."""
     name, state = reading_of(error)
     processor = driver()
-    code = _CODE.search(str(error))
-    processor.report(state, code.group(1) if code else "", error if name == OTHER else None)
+    code, chosen = _CODE.search(str(error)), _CHOSEN.search(str(error))
+    processor.report(
+        state,
+        code.group(1) if code else "",
+        error if name == OTHER else None,
+        back_to=int(chosen.group(1)) if chosen else None,
+    )
     if name not in _WITHOUT_CLEAN and not processor.await_clean():
         _leave(error)
     _free_memory()

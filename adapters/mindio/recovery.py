@@ -86,6 +86,7 @@ class HandlerRecovery:
     def resumed(self) -> None:
         """Take note that training continues."""
         self._stopped = self._struck = self.newcomer = self.memory_fault = False
+        self._state.chosen = None
 
     # --- the callbacks ------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,11 @@ def newest_step(folder: Path) -> int:
     return int(digits) if len(text) <= _MOST_BYTES and len(digits) <= _MOST_DIGITS and digits.isdigit() else 0
 
 
+def has_step(folder: Path, step: int) -> bool:
+    """Return whether there is a checkpoint of this step, by the script's count."""
+    return (folder / f"iter_{step:07d}").is_dir()
+
+
 def variables_of(folder: Path | None) -> dict[str, str]:
     """Return the variables by which ranks find the checkpoints, and know the step with which the job begins."""
     if folder is None:

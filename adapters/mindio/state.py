@@ -18,7 +18,7 @@ from ...processor.local_state import framework_part
 from ...protocol.errors import ConfigurationError, RecoveryError, StateUnreadable
 from ...protocol.messages import SaveCheckpoint
 from ...protocol.types import InjectionPoint, RepairPart, RestoreSource, ShardHold
-from .script_checkpoints import first_step_here, folder_here, newest_step
+from .script_checkpoints import first_step_here, folder_here, has_step, newest_step
 from .values import RepairType, is_mindspore
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class HandledState:
         self.replicas: tuple[OptimizerReplicas, ...] = ()
         self.offset: int | None = None  # the script's count of updates less midstep's, as far as it is known
         self.confirmed = False  # two updates, or the script itself, have said the same of it
+        self.chosen: int | None = None  # by the script's count, the checkpoint to which the script wants to go back
         self.part: RepairPart | None = None
         self.save: Callable[[SaveCheckpoint], tuple[str, str]] = _unset
         self.noted_offset: Callable[[], int | None] = lambda: None  # in a local state that is kept on this node
@@ -93,13 +94,18 @@ class HandledState:
         return first_step_here() if noted is None else noted
 
     def loadable(self) -> tuple[int, ...]:
-        """Return the step of the script's newest checkpoint, by midstep's count, if it is known.
+        """Return the step of the script's newest checkpoint, or of the one it has chosen, by midstep's count.
 
-        A process that is wrong about the count reports another step than the others, so none of them is taken.
+        Nothing if it is not known. A process that is wrong about the count, or that alone knows what was chosen,
+        reports another step than the others, so none of them is taken.
         """
         folder = None if is_mindspore() else folder_here()
-        step = 0 if folder is None else newest_step(folder) - self.likely_offset
-        return (step,) if step > 0 else ()
+        if folder is None:
+            return ()
+        newest = newest_step(folder)
+        chosen = newest if self.chosen is None else self.chosen
+        step = chosen - self.likely_offset
+        return (step,) if step > 0 and (chosen == newest or has_step(folder, chosen)) else ()
 
     def counted(self, offset: int) -> None:
         """Note what the end of an update has said."""

@@ -114,6 +114,28 @@ def test_a_lost_node_and_damaged_memory_without_replicas_cost_no_living_process(
     assert_ended_alike(job, calm)
 
 
+@pytest.mark.parametrize(
+    ("says", "who", "resumed"),
+    [("wrong", (1,), 10), ("wrong, load ckpt step=115", range(RANKS), 5)],
+    ids=["the newest", "a chosen one"],
+)
+def test_numbers_that_the_script_finds_wrong_take_all_back_to_a_checkpoint_of_its_choice(
+    says: str, who: Any, resumed: int, calm: Record, saved: Path, tmp_path: Path
+) -> None:
+    """All processes live on. The step of an older checkpoint is named by all ranks, as MindSpeed-LLM needs it."""
+    job = start(tmp_path, saved, faults=[(rank, 22, "before", says) for rank in who])
+    try:
+        job.wait()
+        (incident,) = finish(job)["incidents"]
+    finally:
+        job.close()
+    assert not incident["replaced"], job.said()
+    assert incident["healthy_pids_kept"]
+    assert (incident["rung"], incident["resumed_step"]) == ("retry_step", resumed)
+    assert all(loads(job, rank) == [[FIRST + BEGUN + resumed, False, []]] for rank in range(RANKS))
+    assert_ended_alike(job, calm)
+
+
 @pytest.mark.soak
 def test_a_node_whose_ranks_have_no_replica_is_drained_by_a_dump(calm: Record, saved: Path, tmp_path: Path) -> None:
     """It is written between two steps and loaded by all, so no step is lost."""

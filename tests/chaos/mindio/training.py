@@ -13,6 +13,7 @@ the handler says another step than the one that it has loaded.
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ from mindio_ttp.framework_ttp import (  # noqa: E402
     tft_init_processor,
     tft_is_reboot_node,
     tft_register_clean_handler,
+    tft_register_exception_handler,
     tft_register_rebuild_group_handler,
     tft_register_rename_handler,
     tft_register_repair_handler,
@@ -105,6 +107,7 @@ class Groups:
 
 
 MODEL, GROUPS = Model(), Groups()
+CHOSEN: int | None = None  # the step of the checkpoint that is to be loaded
 DONE: set[tuple[int, str]] = set()
 
 
@@ -154,7 +157,7 @@ def repair_callback(  # noqa: PLR0917
     if repair_info["repair_type"] in {RepairType.RT_LOAD_CKPT.value, RepairType.RT_LOAD_REBUILD.value}:
         dist.barrier(group=GROUPS.world)  # Megatron's timers have one
         fail_in_load()
-        load()
+        load_chosen()
         tft_report_load_ckpt_step(MODEL.iteration - LIES)
         return
     group = dist.new_group(repair_info["rank_list"], backend=BACKEND, use_local_synchronization=True)
@@ -166,6 +169,25 @@ def repair_callback(  # noqa: PLR0917
             else:
                 dist.recv(tensor, source, group=group)
     dist.destroy_process_group(group)
+
+
+def choose(text: str) -> str:
+    """Remember the checkpoint that a text asks for, as MindSpeed-LLM's handler does."""
+    global CHOSEN  # noqa: PLW0603
+    found = re.search(r"load ckpt step=(\d+)", text)
+    CHOSEN = int(found.group(1)) if found else None
+    return "PRECISION ERROR"
+
+
+def load_chosen() -> None:
+    """Have the chosen checkpoint be the newest one, as MindSpeed-LLM does before it loads."""
+    global CHOSEN  # noqa: PLW0603
+    if CHOSEN is not None:
+        if RANK == 0:
+            tracker().write_text(str(CHOSEN))
+        dist.barrier(group=GROUPS.world)
+    CHOSEN = None
+    load()
 
 
 def tracker() -> Path:
@@ -271,6 +293,8 @@ def fail(where: str) -> None:
             if how == "memory":
                 CHIP.corrupt(MODEL.parameters)
                 raise RuntimeError("UCE ERROR")
+            if how.startswith("wrong"):
+                raise RuntimeError(f"PRECISION ERROR: the loss is no number {how.removeprefix('wrong')}")
             if how == "low":
                 CHIP.corrupted_unused = True
                 raise RuntimeError("UCE ERROR")
@@ -345,6 +369,7 @@ def main() -> None:
     tft_register_rollback_handler(rollback_callback)
     tft_register_save_ckpt_handler(save_callback)
     tft_register_rename_handler(rename_callback)
+    tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", choose)
     if FOLDER is not None and tracker().exists() and not MODEL.rebooting:
         load()
     end = train(MODEL, STEPS)
