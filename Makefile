@@ -18,12 +18,12 @@ ON_CANN := $(BIN)/python -m tests.cann.environment $(if $(CANN),--release $(CANN
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not accelerate and not slurm and not prometheus and not page
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not accelerate and not slurm and not prometheus and not page and not mindspeed
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
 SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore \
-	cann cann-releases versions ray torchtitan accelerate \
+	cann cann-releases versions ray torchtitan accelerate mindspeed \
 	kubernetes cuda nightly-fsdp nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -152,6 +152,10 @@ suite-slurm:
 # Real MindSpore on the CPU, killed in every mode, in an environment without torch: 3 GB. MINDSPORE=2.9.0
 suite-mindspore:
 	MIDSTEP_REQUIRE_MINDSPORE=1 $$($(BIN)/python -m tests.mindspore.environment $(MINDSPORE))/python -m pytest $(or $(FILES),tests/mindspore) $(TESTS)
+
+# MindSpeed-LLM's own program, where checkouts are named (tests/mindspeed/test_pretrain.py): 6 GB.
+suite-mindspeed:
+	$$($(BIN)/python -m tests.mindspeed.environment)/python -m pytest $(or $(FILES),tests/mindspeed) $(TESTS)
 
 # torch-npu's own wheel on a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
 # CANN=2.7.1 for another release, with its torch: 6 GB.

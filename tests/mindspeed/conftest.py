@@ -1,0 +1,157 @@
+"""Everything in this folder needs MindSpeed-LLM: its own program under `midstep run --mindio`, undisturbed and hurt."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from ..chaos.jobs import ROOMY, Job
+from ..chaos.losing import closing
+from .environment import SUITE, VARIABLES, checkouts, missing, put_together
+
+HERE = Path(__file__).parent
+PATIENCE_S = 600.0
+ITERATIONS = 24
+POLICY: dict[str, Any] = {
+    **ROOMY,
+    "stall": {"grace_s": 120.0, "suspended_s": 120.0},
+    "deadlines": {**ROOMY["deadlines"], "quiesce_s": 60.0, "start_s": 240.0, "rejoin_s": 120.0},
+}
+MODEL = (HERE / "options.txt").read_text().split()
+Fault = tuple[int, int, str, str]  # rank, iteration, moment, how: see stand_in/faults.py
+Saved = dict[str, Any]
+
+
+class Programs(NamedTuple):
+    """A MindSpeed-LLM with Megatron-LM in it, and its MindSpeed."""
+
+    program: Path
+    mindspeed: Path
+
+
+class Training(NamedTuple):
+    """One job, and where it saves."""
+
+    job: Job
+    saves: Path
+
+    def saved(self) -> Saved:
+        """Return what the last checkpoint holds, by file.
+
+        All but the program's arguments, and a count of operations that MindSpeed-LLM begins again.
+        """
+        place = self.saves / f"iter_{ITERATIONS:07d}"
+        found: Saved = {}
+        for path in sorted(place.rglob("*.pt")):
+            content = torch.load(path, weights_only=False, pickle_module=_PICKLES)
+            if isinstance(content, dict):
+                content = {key: each for key, each in content.items() if key not in _OTHERWISE}
+            found[str(path.relative_to(place))] = content
+        assert found, f"nothing is in {place}"
+        return found
+
+
+class _Unknown:
+    """Something of the program's arguments, which are not compared."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads checkpoints without Megatron-LM."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Find what is installed."""
+        try:
+            return super().find_class(module, name)
+        except ImportError:
+            return _Unknown
+
+
+_PICKLES: Any = SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="pickle")
+_OTHERWISE = frozenset({"args", "num_floating_point_operations_so_far"})
+Start = Callable[..., Training]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder, the hook gets those of all folders."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("mindspeed")
+            item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _mindspeed() -> None:
+    if missing():
+        pytest.skip(f"{', '.join(VARIABLES)} name checkouts (docs/mindio.md), and {missing()} are not set")
+    SUITE.require()
+
+
+@pytest.fixture(scope="session", params=range(len(checkouts())))
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """Each of the checkouts that are named."""
+    program, mindspeed = checkouts()[request.param]
+    return Programs(put_together(program, tmp_path_factory.mktemp("programs") / program.name), mindspeed)
+
+
+@pytest.fixture(scope="session")
+def start(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start pretrain_gpt.py, and kill what is left of it when the tests are over."""
+    with closing() as keep:
+
+        def start(
+            ranks: int,
+            layout: Sequence[str] = (),
+            faults: Sequence[Fault] = (),
+            *,
+            folder: Path | None = None,
+            gate: bool = False,
+            **options: Any,
+        ) -> Training:
+            root = tmp_path_factory.mktemp("job")
+            (root / "records").mkdir()
+            if gate:
+                (root / "records" / "gate").touch()
+            saves = root / "saved" if folder is None else folder
+            arguments = ["--train-iters", str(ITERATIONS), "--save", str(saves), "--load", str(saves), *MODEL, *layout]
+            if "--save-interval" not in layout:
+                arguments += ["--save-interval", "1000"]
+            here = os.environ.get("PYTHONPATH", "")
+            path = [HERE / "stand_in", HERE.parent / "chaos" / "mindio", programs.mindspeed, programs.program, here]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("PYTHONPATH", os.pathsep.join(str(each) for each in path if each))
+                patch.setenv("MIDSTEP_TEST_FAULTS", json.dumps(faults))
+                patch.setenv("MIDSTEP_TEST_RECORDS", str(root / "records"))
+                patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+                given = {"nodes": 1, "ranks_per_node": ranks, "policy": POLICY, **options}
+                script = programs.program / "pretrain_gpt.py"
+                job = Job(root, script=script, arguments=arguments, options=["--mindio"], **given)
+            keep(job)
+            return Training(job, saves)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def calm(start: Start) -> Callable[..., Saved]:
+    """Return what the undisturbed training of a layout saves at its end, each trained once."""
+    known: dict[tuple[int, ...], Saved] = {}
+
+    def calm(ranks: int, layout: Sequence[str] = ()) -> Saved:
+        key = (ranks, *map(hash, layout))
+        if key not in known:
+            training = start(ranks, layout)
+            assert training.job.wait(PATIENCE_S) == 0, training.job.said()
+            assert not training.job.report()["incidents"], training.job.said()
+            known[key] = training.saved()
+        return known[key]
+
+    return calm

@@ -1,0 +1,1 @@
+"""torch-npu's additions."""

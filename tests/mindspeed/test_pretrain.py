@@ -1,0 +1,149 @@
+"""MindSpeed-LLM's own program, unmodified, loses processes, links and memory, and ends with the same bits.
+
+It is in no package. Check out MindSpeed-LLM, the MindSpeed that it asks for, and Megatron-LM core_v0.12.1, name the
+places in MIDSTEP_MINDSPEED_LLM, MIDSTEP_MINDSPEED (each may be several, with a colon between them, in one order) and
+MIDSTEP_MEGATRON_LM_0_12, and run `make test SUITE=mindspeed`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from midstep.controller.endpoints.control_requests import Accepted, StopJobRequest
+
+from ..chaos.built import built, wait_until_built
+from ..chaos.comparing import assert_nobody_harmed, finish
+from .conftest import ITERATIONS, PATIENCE_S, POLICY, Fault, Saved, Start, Training
+
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    "tensor": ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--overlap-grad-reduce"),
+    "pipeline": ("--pipeline-model-parallel-size", "2"),
+    "experts": (
+        "--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2",
+        "--moe-token-dispatcher-type", "alltoall", "--moe-router-load-balancing-type", "aux_loss",
+    ),
+}  # fmt: skip
+MOMENTS = ("before", "forward", "backward", "collective", "barrier", "update", "gather", "save")
+SAVING = ("--save-interval", "5")
+
+
+def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    """Yield the places at which two checkpoints do not have the same bits."""
+    if isinstance(one, torch.Tensor):
+        if not (isinstance(other, torch.Tensor) and torch.equal(one, other)):
+            yield where
+    elif isinstance(one, dict):
+        if set(one) != set(other):
+            yield f"{where}: the names"
+        for key in one.keys() & other.keys():
+            yield from differences(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, (list, tuple)):
+        if len(one) != len(other):
+            yield f"{where}: how many"
+        for place, (each, its) in enumerate(zip(one, other, strict=False)):
+            yield from differences(each, its, f"{where}/{place}")
+    elif str(one) != str(other):
+        yield where
+
+
+def incidents_of(training: Training) -> list[dict[str, Any]]:
+    """Wait for the end, and return what has happened."""
+    training.job.wait(PATIENCE_S)
+    incidents: list[dict[str, Any]] = finish(training.job)["incidents"]
+    return incidents
+
+
+def assert_same_end(training: Training, calm: Saved) -> None:
+    """The checkpoint at the end has the bits of the undisturbed training: model, optimizer, random numbers."""
+    assert not list(differences(calm, training.saved()))
+
+
+def test_a_rank_that_is_killed_at_each_moment_of_a_step_is_replaced(start: Start, calm: Callable[..., Saved]) -> None:
+    """Its process alone: the other one lives on, and no step is lost."""
+    kills: list[Fault] = [(place % 2, 3 + 2 * place, moment, "kill") for place, moment in enumerate(MOMENTS[:-1])]
+    layout = ("--save-interval", str(ITERATIONS - 4))
+    kills.append((1, ITERATIONS - 5, "save", "kill"))
+    training = start(2, layout, kills)
+    incidents = incidents_of(training)
+    assert len(incidents) == len(kills), training.job.said()
+    for incident, (rank, *_) in zip(incidents, kills, strict=True):
+        assert_nobody_harmed(incident, {rank}, ranks=2)
+    assert_same_end(training, calm(2, layout))
+
+
+def test_a_process_that_is_built_ahead_needs_no_imports(start: Start, calm: Callable[..., Saved]) -> None:
+    """It has run the program up to its groups before the fault."""
+    faults: list[Fault] = [(0, 3, "before", "wait"), (1, 5, "backward", "kill")]
+    training = start(2, (), faults, gate=True, policy={**POLICY, "standby": {"depth": "built"}})
+    wait_until_built(training.job, 2)
+    (training.job.records / "gate").unlink()
+    (incident,) = incidents_of(training)
+    assert_nobody_harmed(incident, {1}, ranks=2)
+    assert built(training.job)[incident["pids_after"]["1"]] == 1
+    assert_same_end(training, calm(2))
+
+
+@pytest.mark.parametrize("how", ["memory", "link"])
+def test_damaged_memory_and_a_broken_link_replace_no_process(
+    how: str, start: Start, calm: Callable[..., Saved]
+) -> None:
+    training = start(2, (), [(1, 7, "forward", how)])
+    (incident,) = incidents_of(training)
+    assert_nobody_harmed(incident, set(), ranks=2)
+    assert incident["rung"] == "retry_step", incident
+    assert_same_end(training, calm(2))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_ranks_that_share_a_model_come_back_as_well(
+    layout: Sequence[str], start: Start, calm: Callable[..., Saved]
+) -> None:
+    kills: list[Fault] = [(1, 5, "backward", "kill"), (2, 11, "update", "kill")]
+    training = start(4, layout, kills)
+    incidents = incidents_of(training)
+    assert len(incidents) == len(kills), training.job.said()
+    for incident, (rank, *_) in zip(incidents, kills, strict=True):
+        assert_nobody_harmed(incident, {rank}, ranks=4)
+    assert_same_end(training, calm(4, layout))
+
+
+def test_parameters_of_two_forms_come_back(start: Start, calm: Callable[..., Saved]) -> None:
+    """--reuse-fp32-param changes their form within brackets that look like an update."""
+    layout = ("--reuse-fp32-param",)
+    training = start(2, layout, [(0, 5, "backward", "kill"), (1, 11, "update", "kill")])
+    for incident, rank in zip(incidents_of(training), (0, 1), strict=True):
+        assert_nobody_harmed(incident, {rank}, ranks=2)
+    assert_same_end(training, calm(2, layout))
+
+
+def test_without_replicas_all_load_the_checkpoint_in_living_processes(start: Start, calm: Callable[..., Saved]) -> None:
+    """By MindSpeed-LLM's own repair handler; the steps since then are done again."""
+    layout = ("--distributed-optimizer-no-replica", *SAVING)
+    training = start(2, layout, [(1, 13, "backward", "kill")])
+    (incident,) = incidents_of(training)
+    assert set(incident["replaced"]) == {1}, training.job.said()
+    assert (incident["healthy_pids_kept"], incident["resumed_step"]) == (True, 10), incident
+    assert_same_end(training, calm(2, layout))
+
+
+def test_wrong_numbers_take_all_back_to_the_checkpoint_that_is_named(start: Start, calm: Callable[..., Saved]) -> None:
+    """No process is replaced; MindSpeed-LLM wants the step to be named by all ranks."""
+    text = "PRECISION ERROR, load ckpt step=5"
+    training = start(2, SAVING, [(rank, 13, "before", text) for rank in range(2)])
+    (incident,) = incidents_of(training)
+    assert not incident["replaced"], training.job.said()
+    assert (incident["healthy_pids_kept"], incident["resumed_step"]) == (True, 5), incident
+    assert_same_end(training, calm(2, SAVING))
+
+
+def test_a_stop_is_dumped_and_another_job_continues_from_there(start: Start, calm: Callable[..., Saved]) -> None:
+    first = start(2)
+    first.job.until(lambda status: all(rank.step >= 6 for rank in status.ranks), "the sixth step", PATIENCE_S)
+    assert isinstance(first.job.ask(StopJobRequest("enough")), Accepted)
+    first.job.wait(PATIENCE_S)
+    first.job.assert_nothing_left()
+    second = start(2, folder=first.saves)
+    assert not incidents_of(second)
+    assert_same_end(second, calm(2))
