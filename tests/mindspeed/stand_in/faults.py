@@ -1,8 +1,8 @@
 """Faults of MindSpeed-LLM's own program, at moments of its step: each happens once in a job.
 
-MIDSTEP_TEST_FAULTS is a JSON list of `[rank, iteration, moment, how]`, where `iteration` is the number of updates before
-it. MIDSTEP_TEST_RECORDS is the folder in which it is noted that one has happened. To `wait` is to do so while there is
-a file `gate` in it.
+MIDSTEP_TEST_FAULTS is a JSON list of `[rank, iteration, moment, how]`; `iteration` is the number of updates before it.
+MIDSTEP_TEST_RECORDS is the folder in which it is noted that one has happened. To `wait` is to do so while there is a
+file `gate` in it.
 """
 
 import functools
