@@ -96,6 +96,11 @@ REFUSALS = (
         "a recorded graph holds communicators of the generation in which it was recorded",
     ),
     UnsupportedFeature(
+        "fused operators with a collective in them (use_ascend_mc2, use_ascend_coc of MindSpeed)",
+        lambda parts: bool(_model(parts, "use_ascend_mc2") or _model(parts, "use_ascend_coc")),
+        "they keep the names of HCCL's communicators, which are others after a process was replaced",
+    ),
+    UnsupportedFeature(
         "timers with barriers inside the optimizer (timing_log_level above 0 with barrier_with_L1_time)",
         _barriers_in_timers,
         "the update must be free of collectives; set timing_log_level 0 or barrier_with_L1_time False",

@@ -36,6 +36,7 @@ from .values import (
 )
 
 STEP_FINISH = "STEP FINISH"
+KEEPS_NAMES = ("use_ascend_mc2", "use_ascend_coc")
 FRAMEWORKS = ("MindSpeed", "MindSpeed-LLM")
 _log = logging.getLogger("midstep")
 Result = TypeVar("Result")
@@ -109,10 +110,22 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
     npu = getattr(sys.modules.get("torch_npu"), "npu", None)
     if npu is not None:
         require_recoverable(os.environ, runtime.settings.link_up_s, npu.get_allocator_backend())
+        _warn_of_kept_names()
     _Process.device = None if npu is None else npu.current_device()
     _Process.driver = HandlerDriver(runtime, HANDLERS, _Process.device)
     if is_mindspore():
         offer(_Process.driver.update_begins)
+
+
+def _warn_of_kept_names() -> None:
+    """Log which options of MindSpeed keep names of communicators, which are others after a process was replaced."""
+    given = getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+    for name in filter(lambda each: getattr(given, each, False), KEEPS_NAMES):
+        _log.warning(
+            "--%s: its operators may look for HCCL's communicators by names of before a recovery. This has never run; "
+            "leave the option out where a recovery has to be sure (docs/mindspeed-llm.md)",
+            name.replace("_", "-"),
+        )
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:

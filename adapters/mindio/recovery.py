@@ -24,7 +24,6 @@ from .state import HandledState, RankPart, dump_of, repair_of
 from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType, is_mindspore, pauses_after_update
 
 if TYPE_CHECKING:
-    from ...communicators.base import Communicator
     from ...processor.runtime import Runtime
     from .device import GroupNames, HandledDevice
     from .driver import Conversation
@@ -286,14 +285,19 @@ class HandlerRecovery:
         runtime, state = self._runtime, self._state
         reboots = self.newcomer and not runtime.connected
         mine = RankPart(runtime.rank, self.newcomer, reboots, self._struck, state.sure_offset, state.moves())
-        blobs = gather(runtime.communicator, runtime.rank, runtime.world_size, msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(blob, type=RankPart) for blob in blobs]
+        heard = _Heard({mine.rank: mine})
+        runtime.communicator.barrier(gathering=heard)
+        return [heard.parts[rank] for rank in range(runtime.world_size)]
 
 
-def gather(communicator: "Communicator", rank: int, world_size: int, blob: bytes) -> list[bytes]:
-    """Return what every rank gave, the same list on all of them: each hands on what it has heard, around the ring."""
-    heard, passing = [blob], blob
-    for _ in range(world_size - 1):
-        passing = communicator.swap(passing, (rank + 1) % world_size, (rank - 1) % world_size)
-        heard.append(passing)
-    return heard
+class _Heard:
+    """See Gathering: what every rank tells, by rank. A rank hears of twice as many in each round of the barrier."""
+
+    def __init__(self, parts: dict[int, RankPart]) -> None:
+        self.parts = parts
+
+    def said(self) -> bytes:
+        return msgspec.msgpack.encode(list(self.parts.values()))
+
+    def heard(self, said: bytes) -> None:
+        self.parts.update((each.rank, each) for each in msgspec.msgpack.decode(said, type=list[RankPart]))

@@ -8,6 +8,7 @@ one place of a data parallel group: with `replica_cnt` copies in a group of n ra
 places apart hold the same.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ EVERYTHING = "0/0/0"  # the one shard of a job that has named no replicas: every
 class _Own(msgspec.Struct, frozen=True, array_like=True):
     offset: int | None
     random: bytes
+    regions: dict[str, bytes] = {}  # random numbers by Megatron-LM's name for where they are drawn
 
 
 class _Token:
@@ -134,7 +136,8 @@ class HandledState:
 
     def capture_local(self) -> bytes:
         """Capture the random numbers, and how the script counts."""
-        return msgspec.msgpack.encode(_Own(self.offset, self._random.capture() if self._random else b""))
+        own = _Own(self.offset, self._random.capture() if self._random else b"", _regions())
+        return msgspec.msgpack.encode(own)
 
     def restore_local(self, blob: bytes) -> None:
         """Restore them. Runs after the rollback handler, which may draw."""
@@ -143,6 +146,8 @@ class HandledState:
             self.offset = own.offset
         if self._random and own.random:
             self._random.restore(own.random)
+        if own.regions:
+            _put_back_regions(own.regions)
 
     def clean(self) -> None:
         """Do nothing: the clean handler has."""
@@ -186,6 +191,29 @@ def offset_in(runtime: "Runtime") -> int | None:
 
 def _unset(order: SaveCheckpoint) -> tuple[str, str]:
     raise RecoveryError("no handlers are set")
+
+
+def _tracker() -> Any:
+    """Return the object in which Megatron-LM keeps a state of the device's generator for each region; None if none."""
+    return getattr(sys.modules.get("megatron.core.tensor_parallel.random"), "_CUDA_RNG_STATE_TRACKER", None)
+
+
+def _regions() -> dict[str, bytes]:
+    """Capture what Megatron-LM's regions draw from, if they are states and no generators of their own."""
+    states = {} if (tracker := _tracker()) is None else tracker.get_states()
+    return {name: bytes(each.cpu().numpy()) for name, each in states.items() if hasattr(each, "numpy")}
+
+
+def _put_back_regions(regions: Mapping[str, bytes]) -> None:
+    """Put them back. Raises StateUnreadable where there is nothing to put them into."""
+    import torch
+
+    tracker = _tracker()
+    if tracker is None:
+        names = ", ".join(regions)
+        raise StateUnreadable(f"the captured state has random numbers of {names}, and Megatron-LM has none")
+    states = {name: torch.frombuffer(bytearray(each), dtype=torch.uint8) for name, each in regions.items()}
+    tracker.set_states({**tracker.get_states(), **states})
 
 
 def _random_state() -> Any:

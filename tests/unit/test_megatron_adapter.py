@@ -165,6 +165,10 @@ USES: dict[str, tuple[dict[str, dict[str, Any]], ...]] = {
         {"model": {"external_cuda_graph": True}},
         {"model": {"cuda_graph_impl": "local"}},
     ),
+    "fused operators with a collective in them (use_ascend_mc2, use_ascend_coc of MindSpeed)": (
+        {"model": {"use_ascend_mc2": True}},
+        {"model": {"use_ascend_coc": True}},
+    ),
     "timers with barriers inside the optimizer (timing_log_level above 0 with barrier_with_L1_time)": (
         {"optimizer": {"timers": Anything(_log_level=1), "barrier_with_L1_time": True}},
     ),

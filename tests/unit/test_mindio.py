@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from midstep.adapters.mindio import processor
 from midstep.adapters.mindio.driver import Ask, Conversation, Question
@@ -29,7 +30,7 @@ from midstep.devices.kinds import EXTERNAL
 from midstep.launch.job import Start, policy_of, spec_of, with_mindio
 from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
-from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError
+from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError, StateUnreadable
 from midstep.protocol.types import RestoreSource
 
 SEND, UCE, RECV = 0, 1, 3
@@ -158,6 +159,51 @@ def test_a_script_adds_patterns_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     processor.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", lambda text: "PRECISION ERROR")
 
     assert processor.reading_of(RuntimeError("PRECISION ERROR at 7")) == ("PRECISION ERROR", ReportState.RS_RETRY)
+
+
+class Tracker:
+    """Megatron-LM's, with a region of its own for what parts of a model draw."""
+
+    def __init__(self) -> None:
+        self.states = {"model-parallel-rng": torch.Generator().manual_seed(5).get_state(), "graphed": object()}
+
+    def get_states(self) -> dict[str, Any]:
+        """Return them."""
+        return dict(self.states)
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        """Take them."""
+        self.states = dict(states)
+
+
+def test_random_numbers_of_megatrons_regions_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout draws from them; generators that are no states stay as they are."""
+    tracker = Tracker()
+    home = SimpleNamespace(_CUDA_RNG_STATE_TRACKER=tracker)
+    monkeypatch.setitem(sys.modules, "megatron.core.tensor_parallel.random", home)  # type: ignore[arg-type]
+    before = tracker.get_states()
+    blob = HandledState(0).capture_local()
+    tracker.states["model-parallel-rng"] = torch.Generator().manual_seed(6).get_state()
+    HandledState(0).restore_local(blob)
+    assert torch.equal(tracker.states["model-parallel-rng"], before["model-parallel-rng"])
+    assert tracker.states["graphed"] is before["graphed"]
+    home._CUDA_RNG_STATE_TRACKER = None  # type: ignore[assignment]
+    with pytest.raises(StateUnreadable, match="random numbers of model-parallel-rng, and Megatron-LM has none"):
+        HandledState(0).restore_local(blob)
+
+
+@pytest.mark.parametrize("option", ["use_ascend_mc2", "use_ascend_coc"])
+def test_operators_that_keep_names_of_communicators_are_warned_of(
+    option: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MindSpeed has two; a script that uses neither hears nothing."""
+    given = SimpleNamespace(use_ascend_mc2=False, use_ascend_coc=False)
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", SimpleNamespace(_GLOBAL_ARGS=given))  # type: ignore[arg-type]
+    processor._warn_of_kept_names()
+    assert not caplog.records
+    setattr(given, option, True)
+    processor._warn_of_kept_names()
+    assert [record.args for record in caplog.records] == [(option.replace("_", "-"),)]
 
 
 # --- handlers ---------------------------------------------------------------------------------------------------------
@@ -290,7 +336,8 @@ def test_a_job_with_mindio_gets_what_an_npu_needs_whatever_its_device_is_called(
 
 
 def test_a_script_on_an_npu_that_cannot_be_recovered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = SimpleNamespace(rank=0, world_size=1, settings=SimpleNamespace(link_up_s=1.5))
+    settings = SimpleNamespace(link_up_s=1.5)
+    runtime = SimpleNamespace(rank=0, world_size=1, settings=settings, await_rank=lambda: None)
     monkeypatch.setattr("midstep.processor.runtime.Runtime.current", lambda: runtime)
     npu = SimpleNamespace(get_allocator_backend=lambda: "native", current_device=lambda: 0)
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
@@ -364,3 +411,17 @@ def test_a_rank_reports_the_scripts_checkpoint_by_midsteps_count(
     assert state.loadable() == ()  # nothing was saved since the job began
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
     assert HandledState(0).loadable() == ()
+
+
+def test_a_rank_reports_the_checkpoint_that_the_script_has_chosen_if_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest one is there in any case, by whatever name its folder has."""
+    (tmp_path / TRACKER).write_text("110")
+    (tmp_path / "iter_0000105").mkdir()
+    monkeypatch.setenv(env.SCRIPT_CHECKPOINTS, str(tmp_path))
+    state = HandledState(0)
+    state.agreed(90)
+    for chosen, steps in ((105, (15,)), (104, ()), (110, (20,)), (None, (20,))):
+        state.chosen = chosen
+        assert state.loadable() == steps
