@@ -36,6 +36,7 @@ from .policy_change import apply, in_force, set_keys
 
 EXIT_WRONG_FILE = 1
 _KEEPING_STATE = frozenset({Rung.RETRY_STEP, Rung.STOP})
+_REPLACING = frozenset({Rung.RECOVER_IN_PLACE, Rung.RECOVER})
 MAX_RANKS = 200_000  # answers stay a matter of seconds
 
 _STYLES = {
@@ -239,9 +240,23 @@ def _answers(policy: Policy, world: SupposedWorld, faults: tuple[str, ...]) -> l
     found = []
     for case in cases:
         decision, said = answer(policy, case)
-        found.append(Answer(case.title, decision, (*said, *_copies_left(policy, case, decision))))
+        left = (*_buddies_left(policy, case, decision), *_copies_left(policy, case, decision))
+        found.append(Answer(case.title, decision, (*said, *left)))
     compared = () if faults else compared_copies(policy)
     return [*found, Answer("the copies of a shard are not equal", None, compared)] if compared else found
+
+
+def _buddies_left(policy: Policy, case: Supposition, decision: Decision | None) -> tuple[str, ...]:
+    """Say where a piece comes from that one rank held alone, if the policy asks for a buddy."""
+    if policy.replica != "buddy" or decision is None or decision.rung not in _REPLACING:
+        return ()
+    facts = suppose(case.faults, case.world, policy)
+    pairs = buddies({rank: Location(node, node) for rank, node in facts.nodes.items()})
+    lost = {rank for rank in facts.culprits if pairs.get(rank, rank) in facts.culprits}
+    what = "what a rank held alone (FSDP on one mesh dimension, say)"
+    if not lost:
+        return (f"{what} comes from its buddy on another node, and no step is lost",)
+    return (f"{what} is lost with its buddy ({ranks_text(lost)}): all go back to the next source of restore",)
 
 
 def _copies_left(policy: Policy, case: Supposition, decision: Decision | None) -> tuple[str, ...]:

@@ -204,17 +204,25 @@ class Fleet:
         return holder is not None and self.hung.get(rank) == holder.incarnation
 
     def _report(self, rank: int, *, clean: bool, step: int, peer: int | None = None) -> t.StepReport:
-        shard = f"shard{rank % max(1, self.size // self.model.replicas)}"
+        shards = self._shards(rank)
         copies = [t.LocalStateCopy(rank, self.step if not clean else step)]
         if peer is not None:
             copies.append(t.LocalStateCopy(peer, self.step))
         holder = self.machine.state.world.holders[rank]
         own, guests = self._copies.of(rank, holder.node, self.step)
         return t.StepReport(
-            committed=step, ready=False, clean=clean, holds=(t.ShardHold(shard, SHARD_BYTES),) if clean else (),
-            needs=(shard,), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
+            committed=step, ready=False, clean=clean, needs=shards,
+            holds=tuple(t.ShardHold(shard, SHARD_BYTES) for shard in shards) if clean else (), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
             host_copies=own, guest_copies=guests,
         )  # fmt: skip
+
+    def _shards(self, rank: int) -> tuple[str, ...]:
+        """Return the shard of a rank and, where it alone would hold that, the one that it keeps as a buddy."""
+        held = [rank]
+        if self.model.replicas == 1 and self.machine.state.policy.replica == "buddy":
+            held.append((rank - self.machine.state.world.ranks_per_node) % self.size)
+        apart = max(1, self.size // self.model.replicas)
+        return tuple(dict.fromkeys(f"shard{each % apart}" for each in held))
 
     def _peers(self) -> dict[int, int]:
         """Return of which rank each one keeps a peer copy, on the next node."""

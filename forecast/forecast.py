@@ -245,17 +245,19 @@ class Forecast:
         """Have what a rank holds be wrong: the next vote finds it, or a person some day.
 
         It is as the ranks conclude: of three copies the odd one is mended, of two none can be blamed, and one is not
-        checked.
+        checked. A piece with a buddy has two.
         """
         fleet, model, every = self._fleet, self._model, self._votes_apart
-        if not every or model.replicas == 1:
+        has_buddy = self._machine.state.policy.replica == "buddy"
+        copies = 2 if model.replicas == 1 and has_buddy else model.replicas
+        if not every or copies == 1:
             until_s = min(self._end_s, fleet.now + model.silent_seen_h * HOUR_S)
             self.outlook.lost_s[Loss.WRONG] += max(0.0, until_s - max(fleet.now, self._wrong_until_s))
             self._wrong_until_s = max(self._wrong_until_s, until_s)
             return
         step_s, trained_s = self._step_s, fleet.now - self._trained_from_s if self._training else 0.0
         done = fleet.step + int(trained_s / step_s)
-        passed, undecided = done // every * every, model.replicas == LEAST_MAJORITY - 1
+        passed, undecided = done // every * every, copies == LEAST_MAJORITY - 1
         kind = t.FaultKind.COPIES_DIFFER if undecided else t.FaultKind.ODD_COPY
 
         def found() -> Iterable[Event]:

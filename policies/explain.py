@@ -202,9 +202,10 @@ def compared_copies(policy: Policy) -> tuple[str, ...]:
         IntegrityAction.REPORT: "it is shown, and training continues",
     }[integrity.then]
     both = "it is shown" if integrity.then is IntegrityAction.REPORT else "all go back, and the repetition tells which"
+    two = "FSDP with a buddy" if policy.replica == "buddy" else "HSDP with two rows"
     return (
         f"a shard that three ranks or more hold (DDP, say): the rank with the odd copy is named; {then}",
-        f"a shard that two ranks hold (HSDP with two rows, say): a vote finds that they differ, naming neither; {both}",
+        f"a shard that two ranks hold ({two}, say): a vote finds that they differ, naming neither; {both}",
         "a shard that one rank holds (FSDP on one mesh dimension, or Megatron with replica none or one data parallel "
         "rank, say): it is not checked by votes, and a copy that went wrong between two steps is not found; `midstep "
         "status` of the job names these shards once it has voted",

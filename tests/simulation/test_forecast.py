@@ -146,6 +146,26 @@ def test_copies_in_host_memory_save_the_steps_since_the_checkpoint(
     assert steps_lost / 2 <= outlook.steps_lost <= steps_lost, outlook.steps_lost
 
 
+@pytest.mark.parametrize(("ranks", "least"), [((0,), 0), ((0, 2), 40)], ids=["one of the two nodes", "both of them"])
+def test_a_buddy_brings_back_what_one_rank_held_without_a_step_lost(ranks: tuple[int, ...], least: int) -> None:
+    """It is on another node; with both of them gone the steps since the checkpoint are."""
+    policy = msgspec.structs.replace(default_policy(), replica="buddy")
+    faults = tuple(TimedFault(3.0, Kind.NODE, rank=rank) for rank in ranks)
+    trace = FaultTrace(faults=faults, model=Model(replicas=1))
+    outlook = Forecast(policy, Cluster(nodes=2, ranks_per_node=2, spares=2), trace, hours=24.0, seed=1).run()
+    assert outlook.steps_lost >= least
+    assert (outlook.steps_lost == 0) is (least == 0)
+
+
+def test_a_buddys_copy_is_voted_on() -> None:
+    """Two copies can be told apart from none, and all go back to what was right."""
+    integrity = msgspec.structs.replace(default_policy().integrity, every_steps=1)
+    policy = msgspec.structs.replace(default_policy(), replica="buddy", integrity=integrity)
+    trace = FaultTrace(faults=(TimedFault(3.0, Kind.CORRUPTION),), model=Model(replicas=1))
+    outlook = Forecast(policy, SMALL, trace, hours=24.0, seed=1).run()
+    assert ([took.rung for took in outlook.timeline], outlook.lost_s[Loss.WRONG]) == ([Rung.RETRY_STEP], 0.0)
+
+
 def test_the_loss_of_both_nodes_with_a_copy_costs_the_steps_since_the_checkpoint() -> None:
     """Nothing is forecast to come back from a node that is gone."""
     policy = msgspec.structs.replace(default_policy(), restore=RESTORE, host_copy=HostCopyPolicy(1, 2))

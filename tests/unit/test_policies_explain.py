@@ -147,6 +147,25 @@ def test_where_state_without_a_replica_comes_from_is_explained(
     assert words in done.output if words is not None else "no other rank holds" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        (["kind=exit,rank=3"], "comes from its buddy on another node, and no step is lost"),
+        (["kind=exit,rank=1", "kind=exit,rank=3"], "is lost with its buddy (ranks 1, 3): all go back"),
+        (["kind=communication"], None),
+    ],
+)
+def test_an_answer_says_what_a_buddy_saves(faults: list[str], words: str | None, tmp_path: Path) -> None:
+    """If the policy asks for one, by the pairs that the job would have."""
+    file = tmp_path / "policy.yaml"
+    file.write_text("replica: buddy\n")
+    arguments = [argument for fault in faults for argument in ("--fault", fault)]
+    done = midstep_policy("explain", file, "--nodes", "2", "--ranks-per-node", "2", *arguments)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert words in said if words is not None else "buddy" not in said
+
+
 def test_a_failed_rung_and_a_spent_budget_can_be_supposed(good: Path) -> None:
     assert answer("--fault", "kind=exit,rank=3")["rung"] == "recover_in_place"
     assert answer("--fault", "kind=exit,rank=3", "--failed", "recover_in_place")["rung"] == "recover"
