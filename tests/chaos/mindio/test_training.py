@@ -129,6 +129,35 @@ def test_processes_that_are_built_ahead_take_the_places_of_killed_ones(calm: Rec
     assert_same_numbers(job.record(), calm)
 
 
+@pytest.mark.soak
+def test_a_spare_has_processes_of_such_a_script_ready_for_a_lost_nodes_ranks(calm: Record, tmp_path: Path) -> None:
+    """They take the places of both ranks at once, with the groups of the ranks that live on."""
+    step = 12
+    job = Job(
+        tmp_path,
+        script=SCRIPT,
+        arguments=[str(tmp_path / "records"), str(STEPS), "[]"],
+        policy={**ROOMY, "standby": {"depth": "built", "nodes_per_spare": 2}},
+        gates=[step],
+        options=["--mindio"],
+        nodes=2,
+        ranks_per_node=RANKS // 2,
+        spares=1,
+    )
+    try:
+        job.held_at(step)
+        wait_until_built(job, 2 * RANKS)
+        before = built(job)
+        job.kill_node("node1")
+        job.open_gate(step)
+        (incident,) = finish(job)["incidents"]
+    finally:
+        job.close()
+    assert_nobody_harmed(incident, {2, 3})
+    assert {before[incident["pids_after"][str(rank)]] for rank in (2, 3)} == {2, 3}
+    assert_same_numbers(job.record(), calm)
+
+
 def test_processes_that_can_go_on_stay_and_no_bit_changes(calm: Record, tmp_path: Path) -> None:
     """A broken link, damaged memory, and damage where nothing lies: no process ends, the half comes from a peer."""
     job, report = run(tmp_path, MENDED)
