@@ -212,7 +212,8 @@ class Fleet:
         own, guests = self._copies.of(rank, holder.node, self.step)
         return t.StepReport(
             committed=step, ready=False, clean=clean, needs=shards,
-            holds=tuple(t.ShardHold(shard, SHARD_BYTES) for shard in shards) if clean else (), local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
+            holds=tuple(t.ShardHold(shard, SHARD_BYTES) for shard in shards) if clean else (),
+            local_states=tuple(copies), checkpoints=(self.checkpoint,) if self.checkpoint else (),
             host_copies=own, guest_copies=guests,
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from midstep.adapters.mindio import processor
+from midstep.adapters.mindio.device import await_rank_before_groups
 from midstep.adapters.mindio.driver import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.recovery import action_limit_s
@@ -28,10 +29,11 @@ from midstep.adapters.mindio.state import (
 from midstep.adapters.mindio.values import ReportState, tft_can_do_uce_repair
 from midstep.devices.kinds import EXTERNAL
 from midstep.launch.job import Start, policy_of, spec_of, with_mindio
+from midstep.policies.rules import job_settings
 from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError, StateUnreadable
-from midstep.protocol.types import RestoreSource
+from midstep.protocol.types import RestoreSource, StandbyDepth
 
 SEND, UCE, RECV = 0, 1, 3
 
@@ -165,7 +167,10 @@ class Tracker:
     """Megatron-LM's, with a region of its own for what parts of a model draw."""
 
     def __init__(self) -> None:
-        self.states = {"model-parallel-rng": torch.Generator().manual_seed(5).get_state(), "graphed": object()}
+        self.states: dict[str, Any] = {
+            "model-parallel-rng": torch.Generator().manual_seed(5).get_state(),
+            "graphed": object(),
+        }
 
     def get_states(self) -> dict[str, Any]:
         """Return them."""
@@ -180,14 +185,14 @@ def test_random_numbers_of_megatrons_regions_come_back(monkeypatch: pytest.Monke
     """Dropout draws from them; generators that are no states stay as they are."""
     tracker = Tracker()
     home = SimpleNamespace(_CUDA_RNG_STATE_TRACKER=tracker)
-    monkeypatch.setitem(sys.modules, "megatron.core.tensor_parallel.random", home)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "megatron.core.tensor_parallel.random", home)
     before = tracker.get_states()
     blob = HandledState(0).capture_local()
     tracker.states["model-parallel-rng"] = torch.Generator().manual_seed(6).get_state()
     HandledState(0).restore_local(blob)
     assert torch.equal(tracker.states["model-parallel-rng"], before["model-parallel-rng"])
     assert tracker.states["graphed"] is before["graphed"]
-    home._CUDA_RNG_STATE_TRACKER = None  # type: ignore[assignment]
+    home._CUDA_RNG_STATE_TRACKER = None
     with pytest.raises(StateUnreadable, match="random numbers of model-parallel-rng, and Megatron-LM has none"):
         HandledState(0).restore_local(blob)
 
@@ -198,7 +203,7 @@ def test_operators_that_keep_names_of_communicators_are_warned_of(
 ) -> None:
     """MindSpeed has two; a script that uses neither hears nothing."""
     given = SimpleNamespace(use_ascend_mc2=False, use_ascend_coc=False)
-    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", SimpleNamespace(_GLOBAL_ARGS=given))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", SimpleNamespace(_GLOBAL_ARGS=given))
     processor._warn_of_kept_names()
     assert not caplog.records
     setattr(given, option, True)
@@ -344,6 +349,21 @@ def test_a_script_on_an_npu_that_cannot_be_recovered_is_refused(monkeypatch: pyt
     monkeypatch.setenv("HCCL_ASYNC_ERROR_HANDLING", "1")
     with pytest.raises(ConfigurationError, match="HCCL_ASYNC_ERROR_HANDLING=1: torch-npu's watchdog"):
         processor.tft_init_processor(0, 1, enable_local_copy=False)
+
+
+def test_processes_of_such_a_script_are_built_ahead_only_where_the_policy_says_so(tmp_path: Path) -> None:
+    """No node can tell what the script does before its groups."""
+    policy = with_mindio(default_policy(), tmp_path)
+    assert job_settings(policy, "/j").standby_depth is StandbyDepth.IMPORTED
+    built = msgspec.structs.replace(policy, standby=msgspec.structs.replace(policy.standby, depth=StandbyDepth.BUILT))
+    assert job_settings(built, "/j").standby_depth is StandbyDepth.BUILT
+
+
+def test_no_process_of_mindspore_is_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would meet the ranks that train in MindSpore's scheduler."""
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
+    with pytest.raises(ConfigurationError, match=r"set standby\.depth to imported"):
+        await_rank_before_groups()
 
 
 def environment_of(
