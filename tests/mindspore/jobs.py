@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 import midstep
@@ -14,6 +16,7 @@ from midstep.protocol.incidents import Incident, Outcome
 
 RANKS = 4
 LIMIT_S = 300.0
+SCHEDULER = "midstep-sched"
 SCRIPT = Path(midstep.__file__).parent / "examples" / "mindspore" / "train_and_record.py"
 # Room for many recoveries on a busy machine.
 POLICY: dict[str, Any] = {
@@ -54,6 +57,11 @@ class Job:
             stderr=subprocess.STDOUT,
         )
 
+    @property
+    def pid(self) -> int:
+        """The pid of `midstep run`."""
+        return self._process.pid
+
     @classmethod
     def of_the_demo(cls, root: Path, *, mode: str, steps: int, faults: list[dict[str, Any]]) -> "Job":
         """Start the demo's script in a mode of MindSpore's."""
@@ -80,3 +88,17 @@ class Job:
         assert status == expected, self.said[-6000:]
         incidents = read_status(self.directory).incidents
         return [incident for incident in incidents if incident.outcome is not Outcome.DISMISSED]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def schedulers(job: Job) -> list[psutil.Process]:
+    """The schedulers that run now, of this job."""
+    below = psutil.Process(job.pid).children(recursive=True)
+    return [each for each in below if each.is_running() and each.name() == SCHEDULER]
