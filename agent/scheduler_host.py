@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..adapters.mindio.cluster import needs_scheduler, scheduler_variables
+from ..adapters.mindio.cluster import PORT, needs_scheduler, scheduler_variables
 from ..platforms.processes import WatchedProcess, open_log
 from ..protocol.messages import StartProcess
 from ..protocol.rank_logs import output_log
@@ -75,9 +75,9 @@ class SchedulerHost:
             return
         log = output_log(job.job_directory, order.rank, order.incarnation).with_name(LOG)
         try:
-            address = self._reserve()
-        except OSError as error:
-            self._on_failed(f"MindSpore's scheduler cannot listen on {self._host}: {error}; see --host")
+            address = self._reserve(int(environment.get(PORT) or 0))
+        except (OSError, ValueError) as error:
+            self._on_failed(f"MindSpore's scheduler cannot listen on {self._host}: {error}; see --host and {PORT}")
             return
         self._assignment = channel.ServeScheduler(scheduler_variables(environment, *address))
         self._log = log
@@ -109,9 +109,14 @@ class SchedulerHost:
             self._port.close()
             self._port = None
 
-    def _reserve(self) -> tuple[str, int]:
-        """Hold a port for the scheduler, which binds it beside this process, each time it starts."""
-        family, kind, protocol, _, address = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
+    def _reserve(self, port: int) -> tuple[str, int]:
+        """Hold a port for the scheduler, which binds it beside this process, each time it starts.
+
+        `port`: the user's, which is held by nothing; 0: any.
+        """
+        family, kind, protocol, _, address = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)[0]
+        if port:
+            return str(address[0]), port
         self._port = socket.socket(family, kind, protocol)
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(address)

@@ -6,6 +6,7 @@ What MindSpore itself makes of it is tested with MindSpore (`tests/mindspore/tes
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,23 @@ def test_the_scheduler_ends_with_an_agent_that_is_killed(play: Play, mindspore: 
         await next_one(site, 1)
         site.agents["node0"].kill()
         assert await site.gone() == -signal.SIGKILL
+
+    play(scenario)
+
+
+def test_a_port_of_the_users_is_taken(play: Play, mindspore: Path) -> None:
+    """For machines between which only some ports are open. The next scheduler may find it still in use."""
+
+    async def scenario(site: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        await site.agent()
+        site.welcome(SCRIPT, environment={**FOR_MINDSPORE, "MS_SCHED_PORT": port})
+        for incarnation in (0, 1):
+            site.start(0, incarnation=incarnation)
+            assert (await told(site, 0, incarnation=incarnation))["MS_SCHED_PORT"] == port
+            await next_one(site, incarnation + 1)
 
     play(scenario)
 
