@@ -23,6 +23,7 @@ POLICY: dict[str, Any] = {
     "ladder": [
         {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 1000}},
         {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "recover", "attempts": 8, "budget": {"per_job": 1000}},
         {"rung": "reschedule_job", "attempts": 2},
         {"rung": "stop"},
     ],
@@ -100,5 +101,10 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 def schedulers(job: Job) -> list[psutil.Process]:
     """The schedulers that run now, of this job."""
+    return processes(job, SCHEDULER)
+
+
+def processes(job: Job, name: str) -> list[psutil.Process]:
+    """The processes of this job that run now under a name."""
     below = psutil.Process(job.pid).children(recursive=True)
-    return [each for each in below if each.is_running() and each.name() == SCHEDULER]
+    return [each for each in below if each.is_running() and each.name() == name]

@@ -43,11 +43,18 @@ RESUMED = (2, 6, 9, 14, 17)
 SOURCES = {1: 0, 3: 0, 0: 1, 2: 0}
 
 
-def run(root: Path, faults: tuple[Fault, ...] = (), *, stages: int = 1, **more: str) -> Job:
+def run(
+    root: Path, faults: tuple[Fault, ...] = (), *, stages: int = 1, options: Sequence[str] = (), **more: str
+) -> Job:
     """Start a job; `more`: variables beside the usual ones."""
     variables = {**VARIABLES, **more}
-    options = ["--mindio", *(part for name, value in variables.items() for part in ("--env", f"{name}={value}"))]
-    return Job(root, options=options, script=SCRIPT, arguments=[str(STEPS), json.dumps(faults), str(stages)])
+    named = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+    return Job(
+        root,
+        options=["--mindio", *named, *options],
+        script=SCRIPT,
+        arguments=[str(STEPS), json.dumps(faults), str(stages)],
+    )
 
 
 def held_at(root: Path, step: int) -> Path:
