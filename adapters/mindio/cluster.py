@@ -103,7 +103,8 @@ def find(environment: Mapping[str, str]) -> tuple[str, str]:
     except Exception as error:  # of torch's store, or of midstep's
         raise AgentError(
             f"the address of MindSpore's scheduler is not in the rendezvous store at {environment[names.STORE]}: "
-            f"{error}. The log of the agent on rank 0's node says why the scheduler did not start."
+            f"{error}. The log of the agent on rank 0's node says why the scheduler did not start; where its machine "
+            "is lost, all ranks have to start again."
         ) from error
     if place.host and environment.get(names.CONNECTED) != "1":
         _await_answer(place, deadline)
