@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from midstep.agent.scheduler_host import LOG
 
 from .jobs import RANKS, Job, schedulers, until
 
+mindspore = pytest.importorskip("mindspore")
+
 SCRIPT = Path(__file__).with_name("own_collectives.py")
 STEPS, GATE = 6, 3
+REGISTERS_AGAIN = tuple(map(int, mindspore.__version__.split(".")[:2])) >= (2, 10)
 REGISTERED = "is registered successfully"  # MindSpore's scheduler, of each rank
 
 
@@ -18,8 +23,17 @@ def sums(job: Job, rank: int) -> list[list[int]]:
     return [[int(part) for part in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def heard(log: Path) -> bool:
+    """Say whether the second scheduler has heard of all ranks. Those of releases before 2.10 do not register again."""
+    text = log.read_text()
+    if REGISTERS_AGAIN:
+        return text.count(REGISTERED) == 2 * RANKS
+    return all(f"Invalid node: {rank}." in text for rank in range(RANKS))
+
+
+@pytest.mark.timeout(700)
 def test_its_own_collectives_work_and_outlive_a_scheduler_that_is_killed(tmp_path: Path) -> None:
-    """The next one serves the same place, all ranks register there, nothing is replaced; it ends with the job."""
+    """The next one serves the same place, all ranks come there, nothing is replaced; it ends with the job."""
     (tmp_path / "job" / "records").mkdir(parents=True)
     gate = tmp_path / "job" / "records" / f"gate.{GATE}"
     gate.touch()
@@ -30,7 +44,7 @@ def test_its_own_collectives_work_and_outlive_a_scheduler_that_is_killed(tmp_pat
     assert log.read_text().count(REGISTERED) == RANKS
     [first] = schedulers(job)
     first.kill()
-    until(lambda: log.read_text().count(REGISTERED) == 2 * RANKS, "all ranks at the next scheduler")
+    until(lambda: heard(log), "all ranks at the next scheduler")
     [second] = schedulers(job)
     gate.unlink()
 
