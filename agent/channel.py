@@ -104,6 +104,17 @@ class ServeStore(msgspec.Struct, frozen=True, tag=True):
     port: int
 
 
+class ServeScheduler(msgspec.Struct, frozen=True, tag=True):
+    """Tell an idle process to be MindSpore's scheduler, in this environment. Descriptor: log file.
+
+    `again`: it follows one that has exited. `announces`: the process only says where the one that runs is, and exits.
+    """
+
+    environment: dict[str, str]
+    again: bool = False
+    announces: bool = False
+
+
 class WriteCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Tell an idle process to write a copy in host memory to disk. Descriptors: a channel for its answer, the copy."""
 
@@ -134,7 +145,7 @@ class CheckFigures(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
-Assignment = RunProgram | BuildProgram | TakeRank | ServeStore | WriteCheckpoint
+Assignment = RunProgram | BuildProgram | TakeRank | ServeStore | ServeScheduler | WriteCheckpoint
 
 
 ChannelMessage = (

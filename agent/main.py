@@ -42,6 +42,7 @@ from .linux import adopt_orphans
 from .node_check import NodeChecker
 from .ranks import RankHost
 from .relay import Relay, listen
+from .scheduler_host import SchedulerHost
 from .store_host import StoreHost
 from .warm_pool import WarmPool
 
@@ -117,7 +118,8 @@ class Agent:
         adopt_orphans()
         self._reaper = ChildReaper()
         self._pool = WarmPool(os.environ, self._reaper)
-        self._store = StoreHost(options.host, self._pool, on_moved=self._store_moved, on_failed=self._store_failed)
+        self._store = StoreHost(options.host, self._pool, on_moved=self._store_moved, on_failed=self._service_failed)
+        self._scheduler = SchedulerHost(options.node, options.host, self._pool, on_failed=self._service_failed)
         router = listen(str(self._folder / "agent.sock"), self._context)
         session = options.session or time.time_ns()
         self._link = ControllerLink(
@@ -207,6 +209,7 @@ class Agent:
         self._heartbeat.forget(order.rank)
         if not order.early:  # the rank has another process for now, which may be ordered something
             self._relay.forget(order.rank)
+        self._scheduler.look(order)
         self._ranks.start(order)
 
     def _inject(self, fault: ArmedFault) -> None:
@@ -242,6 +245,7 @@ class Agent:
             warm=job.settings.warm_standby,
         )
         self._ranks.welcome(job)
+        self._scheduler.welcome(job)
         self._heartbeat.start(job.settings)
 
     def _join(self) -> None:
@@ -261,8 +265,9 @@ class Agent:
 
     def _store_moved(self) -> None:
         self._link.post(m.StoreMoved(node=self._options.node, store=self._store.endpoint))
+        self._scheduler.announce_again()
 
-    def _store_failed(self, reason: str) -> None:
+    def _service_failed(self, reason: str) -> None:
         _log.error("%s", reason)
         self._exit_code = 1
         self._begin_end(reason)
@@ -344,6 +349,7 @@ class Agent:
             self._absence.close()
         await self._ranks.end_all(self._settings.stop_grace_s)
         self._pool.close()
+        self._scheduler.close()
         self._store.close()
         await self._flush()
         self._link.close()

@@ -1,8 +1,8 @@
 """A training process, from its start as an idle process to its exit.
 
 An idle process waits for an assignment. It can become the process of a rank, one that is built ahead of a fault, the
-one that serves the rendezvous store, or one that writes a copy in host memory to disk. A warm one was forked by the
-fork server; a cold one is a new interpreter, started while there is no fork server
+one that serves the rendezvous store, MindSpore's scheduler, or one that writes a copy in host memory to disk. A warm
+one was forked by the fork server; a cold one is a new interpreter, started while there is no fork server
 (`python -m midstep.agent.training_process AGENT_PID`). Both end when the agent ends.
 
 - The user's program exits as in a plain Python, with a bound. Communication libraries leave threads and C++ statics
@@ -39,12 +39,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ..adapters.mindio.package import mindspore_numbers, path_with_package, put_on_path
+from ..adapters.mindio.cluster import RESTARTS, announce, rank_variables, schedule
+from ..adapters.mindio.package import path_with_package, put_on_path
 from ..communicators.libraries import HAS_TORCH
 from ..processor import built_ahead
 from ..protocol import environment as names
 from ..protocol.blackbox import BlackBox
-from ..protocol.errors import MidstepError
+from ..protocol.errors import AgentError, MidstepError
 from ..protocol.exits import heard
 from ..protocol.private_files import make_private_directory, open_for_appending
 from ..protocol.rank_logs import debug_log, show_once
@@ -57,7 +58,6 @@ STDERR = 2
 THREADS_S = 2.0
 EXIT_HOOKS_S = 10.0
 WRITER_NICE = 10
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 # The file system refuses the data. Other errors, such as a descriptor that the script has closed, are raised.
 _CANNOT_TAKE = frozenset(
@@ -103,6 +103,8 @@ def wait_for_assignment(end: socket.socket, agent: int, prepare: Callable[[], No
             run_program(assignment, *fds)
         case channel.ServeStore() if len(fds) == 2:
             serve_store(assignment, fds[0], socket.socket(fileno=fds[1]))
+        case channel.ServeScheduler() if len(fds) == 1:
+            serve_scheduler(assignment, fds[0])
         case channel.WriteCheckpoint() if len(fds) == 2:
             write_checkpoint(assignment, socket.socket(fileno=fds[0]), fds[1])
         case _:
@@ -119,10 +121,10 @@ def run_program(assignment: channel.RunProgram, black_box: int, log: int, *copie
     reopen_output()
     time.tzset()
     mindio = assignment.environment.get(names.MINDIO) == "1"
-    if mindio:
-        os.environ.update(mindspore_numbers(assignment.environment))
     program, directory = assignment.command[0], assignment.working_directory
     try:
+        if mindio:
+            os.environ.update(rank_variables(assignment.environment))
         os.chdir(directory)
         if assignment.no_python:
             if mindio:
@@ -130,8 +132,9 @@ def run_program(assignment: channel.RunProgram, black_box: int, log: int, *copie
             for fd in (black_box, *copies):
                 os.set_inheritable(fd, True)
             os.execvp(program, assignment.command)
-    except OSError as error:
-        print(f"midstep: {program} cannot be started in {directory}: {error}")  # noqa: T201
+    except (OSError, AgentError) as error:
+        what = f"{program} cannot be started in {directory}: " if isinstance(error, OSError) else ""
+        print(f"midstep: {what}{error}")  # noqa: T201
         end_process(1)
     _reseed()
     if mindio:
@@ -142,13 +145,6 @@ def run_program(assignment: channel.RunProgram, black_box: int, log: int, *copie
             await_rank_before_groups()
     _separate(assignment.environment)
     end_process(_run_python(assignment))
-
-
-def hold_rank(environment: Mapping[str, str], black_box: int, log: int, *copies: int) -> None:
-    """Become the process of a rank. In one that was built ahead, at its train function."""
-    _take_over(environment, black_box, log, copies)
-    _separate(environment)
-    _dump_crashes(environment)
 
 
 def _separate(environment: Mapping[str, str]) -> None:
@@ -285,7 +281,9 @@ def _await_rank(end: socket.socket, began_with: Mapping[str, str]) -> Mapping[st
     own = {name: value for name, value in os.environ.items() if value != began_with.get(name)}
     own.pop(names.BLACK_BOX_FD, None)
     removed = began_with.keys() - os.environ.keys()
-    hold_rank(order.environment, *fds)
+    _take_over(order.environment, fds[0], fds[1], fds[2:])
+    _separate(order.environment)
+    _dump_crashes(order.environment)
     os.environ.update(own)
     for name in removed:
         os.environ.pop(name, None)
@@ -441,6 +439,27 @@ def _torch_store(assignment: channel.ServeStore, listener: int) -> Any:
         master_listen_fd=listener,
         use_libuv=Version(torch.__version__) >= Version(LIBUV_LISTENS),
     )
+
+
+def serve_scheduler(assignment: channel.ServeScheduler, log: int) -> NoReturn:
+    """Be MindSpore's scheduler until its ranks have left, or the agent ends this process; or say where it is."""
+    name_process("midstep-sched")
+    _reset_signals()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.clear()
+    os.environ.update(assignment.environment)
+    try:
+        if assignment.announces:
+            announce(assignment.environment, again=assignment.again)
+        else:
+            schedule(again=assignment.again)
+    except SystemExit as request:
+        end_process(_exit_status(request))
+    except Exception as error:  # whatever it is, the log says it
+        show_once(error)
+        end_process(1)
+    end_process(0)
 
 
 def separate_generations(generation: int, secret: str) -> None:

@@ -19,7 +19,7 @@ from ...protocol.errors import Interrupted, RecoveryError
 from ...protocol.types import FaultKind, FaultLevel
 from .device import GroupNames, HandledDevice, await_free_device
 from .recovery import HandlerRecovery
-from .state import HandledState, OptimizerReplicas, offset_in
+from .state import HandledState, OptimizerReplicas, offset_in, replicas_in
 from .values import ReportState
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class HandlerDriver:
         )
         self._state.save = self.recovery.save
         self._state.noted_offset = lambda: offset_in(runtime)
+        self._state.noted_replicas = lambda: replicas_in(runtime)
         self.recovery.use_device = self._use_device
         runtime.device = self._device
         self._names.install()

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -65,15 +65,6 @@ def put_on_path(folder: Path) -> None:
 def path_with_package(path: str) -> str:
     """Return a PYTHONPATH with which a program that is not Python, a shell script say, lets Python find the package."""
     return os.pathsep.join(filter(None, (str(PATH), path)))
-
-
-def mindspore_numbers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in which MindSpore looks for a rank's number and the world's size, where they are not set.
-
-    Its own launcher sets them, and midstep is in that launcher's place.
-    """
-    numbers = {"MS_NODE_ID": "RANK", "MS_WORKER_NUM": "WORLD_SIZE"}
-    return {name: environment[source] for name, source in numbers.items() if name not in environment}
 
 
 def _installed() -> str | None:

@@ -19,8 +19,9 @@ from ...processor.local_state import LocalState
 from ...processor.session import SessionStage
 from ...protocol.errors import CommunicatorAborted, OrdersOverdue, RecoveryError, StateLost
 from ...protocol.messages import SaveCheckpoint
+from .cluster import warn_of_stale_links
 from .handlers import HandlerKind, Handlers
-from .state import HandledState, RankPart, dump_of, repair_of
+from .state import HandledState, RankPart, dump_of, repair_of, settled
 from .values import RET_NO_REBUILD, RET_OK, RepairStrategy, RepairType, is_mindspore, pauses_after_update
 
 if TYPE_CHECKING:
@@ -190,6 +191,8 @@ class HandlerRecovery:
         if replaced:
             self._names.rename(recovery.generation)
             self._handle(HandlerKind.REBUILD_GROUP, replaced, self._handlers.arguments)
+            if not self.newcomer:
+                warn_of_stale_links()
 
     def _repair(self, recovery: Recovery) -> None:
         if self._begins():
@@ -284,10 +287,18 @@ class HandlerRecovery:
     def _meet(self) -> list[RankPart]:
         runtime, state = self._runtime, self._state
         reboots = self.newcomer and not runtime.connected
-        mine = RankPart(runtime.rank, self.newcomer, reboots, self._struck, state.sure_offset, state.moves())
+        mine = RankPart(
+            runtime.rank,
+            self.newcomer,
+            reboots,
+            self._struck,
+            state.sure_offset,
+            state.moves(),
+            state.known_replicas,
+        )
         heard = _Heard({mine.rank: mine})
         runtime.communicator.barrier(gathering=heard)
-        return [heard.parts[rank] for rank in range(runtime.world_size)]
+        return settled([heard.parts[rank] for rank in range(runtime.world_size)])
 
 
 class _Heard:

@@ -5,11 +5,13 @@ does it over the framework's own groups. What midstep itself brings back is each
 
 Who holds copies of whose optimizer state is what `tft_set_optimizer_replica` says. A shard is one type of optimizer at
 one place of a data parallel group: with `replica_cnt` copies in a group of n ranks, ranks that are n / replica_cnt
-places apart hold the same.
+places apart hold the same. MindSpore names replicas when its first step has ended, so a process that replaces another
+one does not know its own when the repair is planned: they are noted with the rank's local state on its node, and where
+that is lost, too, the survivors know (`settled`).
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,10 +31,19 @@ if TYPE_CHECKING:
 EVERYTHING = "0/0/0"  # the one shard of a job that has named no replicas: every rank holds all
 
 
+class OptimizerReplicas(msgspec.Struct, frozen=True):
+    """One type of optimizer: the ranks of its data parallel group, and how many hold each part."""
+
+    type: int
+    rank_list: tuple[int, ...]
+    replica_cnt: int
+
+
 class _Own(msgspec.Struct, frozen=True, array_like=True):
     offset: int | None
     random: bytes
     regions: dict[str, bytes] = {}  # random numbers by Megatron-LM's name for where they are drawn
+    replicas: tuple[OptimizerReplicas, ...] = ()
 
 
 class _Token:
@@ -55,6 +66,7 @@ class HandledState:
         self.part: RepairPart | None = None
         self.save: Callable[[SaveCheckpoint], tuple[str, str]] = _unset
         self.noted_offset: Callable[[], int | None] = lambda: None  # in a local state that is kept on this node
+        self.noted_replicas: Callable[[], tuple[OptimizerReplicas, ...]] = tuple  # by the process before this one
         self._random = _random_state()
         self._ledger: Ledger | None = None
 
@@ -76,6 +88,11 @@ class HandledState:
         """Return what the plan has this rank send and receive."""
         transfers = () if self.part is None else self.part.transfers
         return tuple(Move(type_of(each.shard_id), each.destination, each.source) for each in transfers)
+
+    @property
+    def known_replicas(self) -> tuple[OptimizerReplicas, ...]:
+        """The replicas that the script has named, or that the process before this one has noted."""
+        return self.replicas or self.noted_replicas()
 
     @property
     def sure_offset(self) -> int | None:
@@ -128,16 +145,16 @@ class HandledState:
 
     def shards(self) -> tuple[ShardHold, ...]:
         """Return the shards of this rank, without a size."""
-        return tuple(ShardHold(each, 0) for each in shards_of(self._rank, self.replicas) or (EVERYTHING,))
+        return tuple(ShardHold(each, 0) for each in shards_of(self._rank, self.known_replicas) or (EVERYTHING,))
 
     def writes(self) -> tuple[str, ...]:
         """Return nothing: the script writes its checkpoints itself."""
         return ()
 
     def capture_local(self) -> bytes:
-        """Capture the random numbers, and how the script counts."""
-        own = _Own(self.offset, self._random.capture() if self._random else b"", _regions())
-        return msgspec.msgpack.encode(own)
+        """Capture the random numbers, how the script counts, and who holds the same."""
+        random = self._random.capture() if self._random else b""
+        return msgspec.msgpack.encode(_Own(self.offset, random, _regions(), self.replicas))
 
     def restore_local(self, blob: bytes) -> None:
         """Restore them. Runs after the rollback handler, which may draw."""
@@ -182,11 +199,25 @@ def _own(blob: bytes) -> _Own:
 
 def offset_in(runtime: "Runtime") -> int | None:
     """Return how the script counts, from the newest local state in this rank's black box: each rank counts alike."""
+    return next((own.offset for _, own in _kept_in(runtime)), None)
+
+
+def replicas_in(runtime: "Runtime") -> tuple[OptimizerReplicas, ...]:
+    """Return the replicas that the process before this one has noted in this rank's black box; empty: there are none.
+
+    A world that starts again names its own.
+    """
+    if runtime.connected:
+        return ()
+    return next((own.replicas for rank, own in _kept_in(runtime) if rank == runtime.rank and own.replicas), ())
+
+
+def _kept_in(runtime: "Runtime") -> Iterator[tuple[int, _Own]]:
+    """Yield the local states in this rank's black box, the newest first, each with its rank."""
     for copy in sorted(runtime.black_box.copies(), key=lambda each: each.step, reverse=True):
         blob = runtime.local_states.read(copy.rank, copy.step)
         if blob is not None:
-            return _own(framework_part(blob)).offset
-    return None
+            yield copy.rank, _own(framework_part(blob))
 
 
 def _unset(order: SaveCheckpoint) -> tuple[str, str]:
@@ -224,14 +255,6 @@ def _random_state() -> Any:
     return RandomState()
 
 
-class OptimizerReplicas(msgspec.Struct, frozen=True):
-    """One type of optimizer: the ranks of its data parallel group, and how many hold each part."""
-
-    type: int
-    rank_list: tuple[int, ...]
-    replica_cnt: int
-
-
 class _Entry(msgspec.Struct):
     rank_list: list[int]
     replica_cnt: int
@@ -258,6 +281,38 @@ class RankPart(msgspec.Struct, frozen=True):
     struck: bool
     offset: int | None
     moves: tuple[Move, ...]
+    replicas: tuple[OptimizerReplicas, ...] = ()
+
+
+def settled(world: Sequence[RankPart]) -> list[RankPart]:
+    """Return the parts of all ranks with the moves of those that could not know what they hold, as the others know it.
+
+    The plan of the repair takes such a rank to hold everything. Raises RecoveryError where no process holds its state.
+    """
+    known = {rank: each.replicas for each in world for part in each.replicas for rank in part.rank_list}
+    unsure = [each.rank for each in world if known and each.newcomer and not each.replicas]
+    late = {rank: known.get(rank, ()) for rank in unsure}
+    parts = [
+        msgspec.structs.replace(each, moves=tuple(move for move in each.moves if move.destination not in late))
+        for each in world
+    ]
+    for rank, replicas in late.items():
+        moves = tuple(_move(rank, each, world) for each in replicas if rank in each.rank_list)
+        if not moves:
+            raise RecoveryError(f"no process is left that knows what rank {rank} held: all ranks have to start again")
+        parts[rank] = msgspec.structs.replace(parts[rank], moves=(*parts[rank].moves, *moves))
+    return parts
+
+
+def _move(rank: int, replicas: OptimizerReplicas, world: Sequence[RankPart]) -> Move:
+    held = shards_of(rank, (replicas,))
+    holders = [each.rank for each in world if not each.newcomer and shards_of(each.rank, (replicas,)) == held]
+    if not holders:
+        raise RecoveryError(
+            f"no process is left that holds what rank {rank} held (of {', '.join(map(str, replicas.rank_list))}): "
+            "all ranks have to start again"
+        )
+    return Move(replicas.type, rank, min(holders))
 
 
 def replicas_of(replica_info: Sequence[Mapping[str, Any]]) -> tuple[OptimizerReplicas, ...]:

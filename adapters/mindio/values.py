@@ -9,6 +9,7 @@ import enum
 import os
 import re
 import sys
+from collections.abc import Mapping
 
 RET_OK = 0
 RET_ERROR = 1
@@ -68,9 +69,9 @@ class RepairStrategy(str, enum.Enum):
     NONE = "unknow"
 
 
-def is_mindspore() -> bool:
+def is_mindspore(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether MindSpore's conventions hold, by MindIO's variable."""
-    return os.environ.get(MINDSPORE_VARIABLE, "").lower() in {"true", "1"}
+    return environment.get(MINDSPORE_VARIABLE, "").lower() in {"true", "1"}
 
 
 def pauses_after_update() -> bool:

@@ -17,7 +17,7 @@ import pytest
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from midstep.agent.store_host import MAX_EARLY_EXITS
+from midstep.agent.kept_process import MAX_EARLY_EXITS
 from midstep.agent.training_process import separate_generations
 from midstep.communicators import rendezvous
 from midstep.communicators.gloo.host_group import HostGroup

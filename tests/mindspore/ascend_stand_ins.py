@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,27 @@ class Device:
         lives = [int(self._await(self._folder / f"life.{rank}")) for rank in range(self.world)]
         self._members = "-".join(map(str, lives))
 
-    def allreduce(self, array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
-        """Add up over all ranks, in their order."""
-        if not self._members:
-            self.link()
-        place = f"{self._members}.{self.step}.{what}"
-        _write(self._folder / f"{place}.{self.rank}", array)
-        parts = [self._await(self._folder / f"{place}.{rank}") for rank in range(self.world)]
+    def allreduce(
+        self, array: np.ndarray[Any, Any], what: str, ranks: Sequence[int] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Add up over ranks, in their order; None: over all."""
+        _write(self._place(what, self.rank), array)
+        parts = [self._await(self._place(what, rank)) for rank in (range(self.world) if ranks is None else ranks)]
         total: np.ndarray[Any, Any] = np.sum(parts, axis=0, dtype=array.dtype)
         return total
+
+    def send(self, array: np.ndarray[Any, Any], what: str) -> None:
+        """Leave an array of this step for the rank that receives it."""
+        _write(self._place(what, self.rank), array)
+
+    def receive(self, what: str, source: int) -> np.ndarray[Any, Any]:
+        """Wait for an array of this step from another rank."""
+        return self._await(self._place(what, source))
+
+    def _place(self, what: str, rank: int) -> Path:
+        if not self._members:
+            self.link()
+        return self._folder / f"{self._members}.{self.step}.{what}.{rank}"
 
     def send_recv(self, parameters: list[ms.Parameter], source: int, destination: int) -> int:
         """Copy all parameters from one rank to another one."""
@@ -133,6 +145,9 @@ class TensorReport(ops.Primitive):  # type: ignore[misc]
 class _Ascend:
     """The module `mindspore.context`, on a machine that has NPUs."""
 
+    def __init__(self, parallel_mode: str) -> None:
+        self._parallel_mode = parallel_mode
+
     def __getattr__(self, name: str) -> Any:
         return getattr(context, name)
 
@@ -140,9 +155,8 @@ class _Ascend:
     def get_context(key: str) -> Any:
         return {"device_target": "Ascend", "device_id": 0}.get(key) or context.get_context(key)
 
-    @staticmethod
-    def get_auto_parallel_context(key: str) -> Any:
-        return "data_parallel" if key == "parallel_mode" else context.get_auto_parallel_context(key)
+    def get_auto_parallel_context(self, key: str) -> Any:
+        return self._parallel_mode if key == "parallel_mode" else context.get_auto_parallel_context(key)
 
 
 class _CollectiveManager:
@@ -165,13 +179,12 @@ class _Operators:
         return getattr(ops, name)
 
 
-def install(device: Device) -> None:
+def install(device: Device, parallel_mode: str) -> None:
     """Replace by name what MindSpore's files for fault tolerance take from its library, and note their callbacks."""
     AllReduce.device = device
     module: Any = tolerance
-    handle.context = module.context = _Ascend()
+    handle.context = module.context = _Ascend(parallel_mode)
     module.ops, module.TensorReport = _Operators(), TensorReport
-    module.get_rank, module.get_group_size = (lambda *_: device.rank), (lambda *_: device.world)
     module.direct_copy_to_host = lambda parameter: int(parameter.asnumpy().item())
     module._stop_device, module.clean_tdt_channel = device.stop, device.clean
     module._rebuild_group, module.send_recv = device.link, device.send_recv

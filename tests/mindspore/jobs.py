@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 import midstep
@@ -14,12 +16,14 @@ from midstep.protocol.incidents import Incident, Outcome
 
 RANKS = 4
 LIMIT_S = 300.0
+SCHEDULER = "midstep-sched"
 SCRIPT = Path(midstep.__file__).parent / "examples" / "mindspore" / "train_and_record.py"
 # Room for many recoveries on a busy machine.
 POLICY: dict[str, Any] = {
     "ladder": [
         {"rung": "retry_step", "attempts": 8, "budget": {"per_job": 1000}},
         {"rung": "recover_in_place", "attempts": 8, "budget": {"per_job": 1000}},
+        {"rung": "recover", "attempts": 8, "budget": {"per_job": 1000}},
         {"rung": "reschedule_job", "attempts": 2},
         {"rung": "stop"},
     ],
@@ -54,6 +58,11 @@ class Job:
             stderr=subprocess.STDOUT,
         )
 
+    @property
+    def pid(self) -> int:
+        """The pid of `midstep run`."""
+        return self._process.pid
+
     @classmethod
     def of_the_demo(cls, root: Path, *, mode: str, steps: int, faults: list[dict[str, Any]]) -> "Job":
         """Start the demo's script in a mode of MindSpore's."""
@@ -80,3 +89,22 @@ class Job:
         assert status == expected, self.said[-6000:]
         incidents = read_status(self.directory).incidents
         return [incident for incident in incidents if incident.outcome is not Outcome.DISMISSED]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def schedulers(job: Job) -> list[psutil.Process]:
+    """The schedulers that run now, of this job."""
+    return processes(job, SCHEDULER)
+
+
+def processes(job: Job, name: str) -> list[psutil.Process]:
+    """The processes of this job that run now under a name."""
+    below = psutil.Process(job.pid).children(recursive=True)
+    return [each for each in below if each.is_running() and each.name() == name]

@@ -1,7 +1,8 @@
 """A training that is MindSpore's: `Model.train` with its `TrainFaultTolerance`, both as they are. It knows no midstep.
 
-Arguments: RECORDS STEPS, and a JSON list of faults `[rank, step, where, how]` for the first process of each rank.
-`where`: before, collective, update, barrier, repair. `how`: kill, or link (an error that all can go on from).
+Arguments: RECORDS STEPS, a JSON list of faults `[rank, step, where, how]` for the first process of each rank, and how
+many stages the pipeline has. `where`: before, collective, update, barrier, repair. `how`: kill, or link (an error that
+all can go on from).
 """
 
 import hashlib
@@ -17,11 +18,16 @@ import ascend_stand_ins as ascend
 import mindspore as ms
 import numpy as np
 from mindspore import dataset, nn, ops
+from mindspore.communication import init
 from mindspore.train import Callback, Model, TrainFaultTolerance
 from mindspore.utils import _tft_handler
 
 RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+STAGES = int(sys.argv[4])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+REPLICAS = WORLD // STAGES
+STAGE, REPLICA = divmod(RANK, REPLICAS)
+GROUP = range(STAGE * REPLICAS, (STAGE + 1) * REPLICAS)
 LIFE = int(os.environ["MIDSTEP_INCARNATION"])
 DONE: set[int] = set()
 
@@ -49,6 +55,35 @@ class Net(nn.Cell):  # type: ignore[misc]
         return self.second(ops.relu(self.first(data)) * mask)
 
 
+class First(nn.Cell):  # type: ignore[misc]
+    """The first stage of that network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Dense(16, 32)
+
+    def construct(self, data: Any, mask: Any) -> Any:
+        return ops.relu(self.first(data)) * mask
+
+
+class Last(nn.Cell):  # type: ignore[misc]
+    """The last stage, with the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.loss = nn.Dense(32, 4), nn.CrossEntropyLoss()
+
+    def construct(self, hidden: Any, labels: Any) -> Any:
+        return self.loss(self.second(hidden), labels)
+
+
+def made_network() -> Any:
+    """Return what this rank trains."""
+    if STAGES == 1:
+        return nn.WithLossCell(Net(), nn.CrossEntropyLoss())
+    return Last() if STAGE else First()
+
+
 class Adam(nn.Optimizer):  # type: ignore[misc]
     """MindSpore's Adam, whose update is compiled, in what its wrapper can be made of in PyNative mode."""
 
@@ -68,7 +103,7 @@ class Step(nn.Cell):  # type: ignore[misc]
     def __init__(self, network: Any, optimizer: Any) -> None:
         super().__init__(auto_prefix=False)
         self.network, self.optimizer = network, optimizer
-        self.gradients = ms.value_and_grad(network, None, optimizer.parameters)
+        self.gradients = {1: ms.value_and_grad(network, None, optimizer.parameters)}.get(STAGES, self.through_stages)
         self.rebooted = _tft_handler.get_tft().tft_is_reboot_node()
 
     def construct(self, data: Any, labels: Any) -> Any:
@@ -79,12 +114,27 @@ class Step(nn.Cell):  # type: ignore[misc]
         loss, gradients = self.gradients(data, labels)
         fail("collective")
         parts = [each.asnumpy() for each in gradients]
-        flat = DEVICE.allreduce(np.concatenate([part.reshape(-1) for part in parts]), "gradients") / WORLD
+        flat = DEVICE.allreduce(np.concatenate([part.reshape(-1) for part in parts]), "gradients", GROUP) / REPLICAS
         ends = np.cumsum([part.size for part in parts])
         pieces = zip(np.split(flat, ends[:-1]), parts, strict=True)
         fail("barrier")
         self.optimizer(tuple(ms.Tensor(piece.reshape(part.shape)) for piece, part in pieces))
         return loss
+
+    def through_stages(self, data: Any, labels: Any) -> tuple[Any, Any]:
+        """Return the loss and this stage's gradients; data goes forward, and its gradient back."""
+        network, parameters = self.network, self.optimizer.parameters
+        if STAGE:
+            hidden = ms.Tensor(DEVICE.receive("hidden", RANK - REPLICAS))
+            loss, (back, gradients) = ms.value_and_grad(network, 0, parameters)(hidden, labels)
+            DEVICE.send(back.asnumpy(), "back")
+            DEVICE.send(loss.asnumpy(), "loss")
+            return loss, gradients
+        mask = ms.Tensor((np.random.rand(32) > 0.1).astype(np.float32))
+        DEVICE.send(network(data, mask).asnumpy(), "hidden")
+        back = ms.Tensor(DEVICE.receive("back", RANK + REPLICAS))
+        _, gradients = ms.value_and_grad(lambda data: (network(data, mask) * back).sum(), None, parameters)(data)
+        return ms.Tensor(DEVICE.receive("loss", RANK + REPLICAS)), gradients
 
 
 class Source:
@@ -94,7 +144,7 @@ class Source:
         return STEPS
 
     def __getitem__(self, index: int) -> Any:
-        numbers = np.random.RandomState(7 + 1000 * RANK + int(index))
+        numbers = np.random.RandomState(7 + 1000 * REPLICA + int(index))
         data = numbers.randn(8, 16).astype(np.float32)
         return data, np.abs(data[:, :4]).argmax(1).astype(np.int32)
 
@@ -116,14 +166,19 @@ class Watch(Callback):  # type: ignore[misc]
 def main() -> None:
     """Set everything up as MindFormers does, and train."""
     ms.set_device("CPU")
+    init()
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    ascend.install(DEVICE)
+    ascend.install(DEVICE, "data_parallel" if STAGES == 1 else "semi_auto_parallel")
     DEVICE.before_copy = lambda: fail("repair")
     _tft_handler.init(config=None)
     ms.set_seed(1 if LIFE == 1 else 1000 + RANK)  # what a newcomer has, it must have got from a peer
-    network = nn.WithLossCell(Net(), nn.CrossEntropyLoss())
+    network = made_network()
     optimizer = TrainFaultTolerance.get_optimizer_wrapper(Adam)(network.trainable_params(), learning_rate=1e-2)
     step = Step(network, optimizer)
+    # As the graph compiler writes it down: which devices of a stage, and no dimension cut over them.
+    step.parameter_layout_dict = {
+        each.name: [[REPLICAS], [-1], list(each.shape), 0, True, ""] for each in network.trainable_params()
+    }
     np.random.seed(RANK if LIFE == 1 else 1000 + RANK)
     data = dataset.GeneratorDataset(Source(), ["data", "labels"], shuffle=False, num_parallel_workers=1)
     Model(step).train(1, data, callbacks=[TrainFaultTolerance(str(RECORDS)), Watch()], dataset_sink_mode=False)

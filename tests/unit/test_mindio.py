@@ -24,6 +24,7 @@ from midstep.adapters.mindio.state import (
     dump_of,
     repair_of,
     replicas_of,
+    settled,
     shards_of,
 )
 from midstep.adapters.mindio.values import ReportState, tft_can_do_uce_repair
@@ -88,6 +89,43 @@ def test_sources_send_and_newcomers_receive() -> None:
     assert repair_of(2, world) == {"type": [1], "repair_type": SEND, "src": [2], "dst": [3], "rank_list": [1, 2, 3]}
     both = {"type": [0, 1], "repair_type": RECV, "src": [1, 2], "dst": [3, 3], "rank_list": [1, 2, 3]}
     assert repair_of(3, world) == both
+
+
+STAGES = tuple(OptimizerReplicas(0, ranks, 2) for ranks in ((0, 1), (2, 3)))
+
+
+def of_stages(*newcomers: int, moves: tuple[Move, ...] = ()) -> list[RankPart]:
+    """Return what ranks of two stages tell, of which these have been replaced and do not know their stage."""
+    parts = [RankPart(rank, False, False, False, 0, (), (STAGES[rank // 2],)) for rank in range(4)]
+    return [standing(each.rank, *moves, newcomer=True) if each.rank in newcomers else each for each in parts]
+
+
+def test_a_newcomer_that_cannot_know_its_stage_gets_it_from_a_rank_of_it() -> None:
+    """The plan took it to hold everything, and would have it get another stage's parameters."""
+    world = settled(of_stages(2, moves=(Move(0, 2, 0),)))
+
+    assert repair_of(0, world) is None
+    assert repair_of(2, world) == {"type": [0], "repair_type": RECV, "src": [3], "dst": [2], "rank_list": [2, 3]}
+    assert repair_of(3, world) == {"type": [0], "repair_type": SEND, "src": [3], "dst": [2], "rank_list": [2, 3]}
+    assert settled(of_stages(1, 2)) == settled(of_stages(1, 2, moves=(Move(0, 1, 0), Move(0, 2, 0))))
+
+
+def test_where_no_rank_of_a_stage_is_left_nothing_is_sent() -> None:
+    with pytest.raises(RecoveryError, match="knows what rank 2 held: all ranks have to start again"):
+        settled(of_stages(2, 3))
+    aware = [
+        msgspec.structs.replace(each, replicas=(STAGES[1],)) if each.rank == 3 else each for each in of_stages(2, 3)
+    ]
+    with pytest.raises(RecoveryError, match=r"holds what rank 2 held \(of 2, 3\): all ranks have to start again"):
+        settled(aware)
+
+
+def test_moves_of_ranks_that_know_their_own_are_left_as_planned() -> None:
+    """And so they are where no rank has named replicas."""
+    known = [msgspec.structs.replace(each, moves=(Move(0, 2, 3),)) for each in of_stages()]
+    assert settled(known) == known
+    unnamed = [standing(0, Move(0, 1, 0)), standing(1, Move(0, 1, 0), newcomer=True)]
+    assert settled(unnamed) == unnamed
 
 
 def test_a_rank_whose_memory_was_damaged_knows_it() -> None:
