@@ -100,7 +100,9 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t size, const HcclRootInfo *info, u
       fake::fail(0, "EJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running.");
       return HCCL_E_UNAVAIL;
     }
-    uint64_t bytes = static_cast<uint64_t>(2 * MEGABYTE * fake::setting("HCCL_BUFFSIZE", 200));
+    double megabytes = fake::setting("HCCL_BUFFSIZE", 200);
+    if (config != nullptr && config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) megabytes = config->hcclBufferSize;
+    uint64_t bytes = static_cast<uint64_t>(2 * MEGABYTE * megabytes);
     if (!fake::take_bytes(bytes)) {
       fake::fail(0, "EI0011: Failed to allocate memory for the communicator.");
       return HCCL_E_OOM;
