@@ -200,6 +200,12 @@ class DeviceGroup(ReplaceableGroup):
         watched: dist.Work = _watched(work, _BATCH, observer)
         return watched
 
+    def batch(self, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns: the library makes a batch, perhaps past this group. Raises as `start`."""
+        self.require_open(_BATCH)
+        self._communicator_of(_BATCH, ())
+        return self._use(_ALL, call)
+
     def _refuse_recording(self, op: str) -> None:
         if self._owner.recording():
             raise UnsupportedCollective(
@@ -319,3 +325,24 @@ def batch_for_device_groups() -> None:
     One by one, sends and receives would have a communicator for each pair, and could wait for each other in a circle.
     """
     dist.batch_isend_irecv = c10d.batch_isend_irecv = batch_isend_irecv
+
+
+_library_batches: Any = None
+
+
+def _noted_batch(p2p_op_list: list[dist.P2POp]) -> Any:
+    group = p2p_op_list[0].group or c10d._get_default_group()
+    if not isinstance(group, DeviceGroup):
+        return _library_batches(p2p_op_list)
+    return group.batch(lambda: _library_batches(p2p_op_list))
+
+
+def note_batches() -> None:
+    """Have a group take note of each batch in it. Idempotent.
+
+    On CANN before 9.0 torch-npu's own `batch_isend_irecv` calls the backend of a group, and no method of the group's.
+    """
+    global _library_batches  # noqa: PLW0603 - it stands in the place of a function of torch's
+    if dist.batch_isend_irecv is not _noted_batch:
+        _library_batches = dist.batch_isend_irecv
+        dist.batch_isend_irecv = c10d.batch_isend_irecv = _noted_batch

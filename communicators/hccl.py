@@ -26,7 +26,7 @@ from ..devices.device_busy import while_busy
 from ..devices.library_calls import LIBRARY_CALLS
 from .background import Abandoned, BackgroundTask
 from .device_communicator import DeviceCommunicator, Named
-from .device_group import DeviceGroup
+from .device_group import DeviceGroup, note_batches
 from .generation_scope import GenerationScope
 from .process_group import BackendRegistration, set_group_name
 from .rendezvous import ForwardingStore, GenerationStore
@@ -158,4 +158,5 @@ def npu_communicator() -> HcclCommunicator:
     """Return the communicator of real NPUs. Imports torch-npu."""
     import torch_npu  # type: ignore[import-not-found,unused-ignore]
 
+    note_batches()
     return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu"))

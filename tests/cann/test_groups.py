@@ -22,7 +22,7 @@ import torch.distributed as dist
 from midstep.communicators.base import DeviceMessage
 from midstep.protocol.errors import CommunicatorAborted
 
-from .test_hccl import LINK_UP_S, VICTIM, WORLD, Setup
+from .test_hccl import GROUPS, LINK_UP_S, VICTIM, WORLD, Setup
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
@@ -171,6 +171,42 @@ def test_a_batch_of_sends_and_receives_does_not_wait_for_itself_and_is_stopped_l
     assert all("FORCE STOP" in text for text in ranks.hear_all())
     ranks.say(1)
     assert ranks.hear_all() == [("up", "")] * WORLD
+
+
+def swaps_in_a_group(rank: Rank, *, connected: bool) -> None:
+    """Use a group for batches alone, as stages of a pipeline do; be connected again; say how many groups came up."""
+    setup = Setup(rank, connected=connected)
+    if connected:
+        if rank.number in GROUPS[0]:
+            swap(rank, setup.groups[0])
+        rank.say("swapped")
+        setup.stop_and_clean()
+    rank.say(setup.reconnect())
+    rank.say(len(setup.communicator.link_up_s))
+    if rank.number in GROUPS[0]:
+        swap(rank, setup.groups[0])
+    rank.say("swapped")
+
+
+def swap(rank: Rank, group: Any) -> None:
+    peer = 1 - rank.number
+    mine, theirs = (torch.full((4,), float(number), device="npu") for number in (rank.number, VICTIM))
+    batch = [dist.P2POp(dist.isend, mine, peer, group), dist.P2POp(dist.irecv, theirs, peer, group)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert theirs.tolist() == [float(peer)] * 4
+
+
+def test_a_group_that_was_used_for_batches_alone_is_in_use(ranks: Ranks) -> None:
+    """Also where torch-npu makes a batch past midstep's group, as it does on CANN before 9.0, and here."""
+    ranks.start_all(WORLD, lambda rank: swaps_in_a_group(rank, connected=True))
+    assert ranks.hear_all() == ["swapped"] * WORLD
+    ranks.signal(1, signal.SIGKILL)
+    ranks.start(1, WORLD, lambda rank: swaps_in_a_group(rank, connected=False))
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert ranks.hear_all() == [1, 1, 0]
+    assert ranks.hear_all() == ["swapped"] * WORLD
 
 
 def moves_shards(rank: Rank) -> None:
