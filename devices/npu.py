@@ -6,6 +6,7 @@ from the sources of torch-npu; docs/npu.md says what of it was never run on an N
 
 import gc
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("midstep")
 
 QUEUE_THREAD = "acl_thread"
+# From a stop to the restart. The thread of torch-npu's queue asks after a call that was aborted whether the device is
+# stopped. If it works again by then, the thread takes the abort for an error that it knows no way back from, and ends.
+SETTLE_S = 0.05
 # In the words that the exception patterns know.
 QUEUE_ENDED = (
     "the task queue of device {device} has ended, and what was queued since has not been run. The process exits for "
@@ -51,6 +55,7 @@ class NpuDevice:
         self._writes = 0
         self._dropped = False  # a write had no effect
         self._not_stopped = ""  # why, in words
+        self._stopped_s = 0.0  # when it was stopped last, on the monotonic clock
 
     @property
     def torch_device(self) -> torch.device:
@@ -82,6 +87,7 @@ class NpuDevice:
         here = self._here()
         self._library.npu.set_device(here)  # a thread that has chosen no device acts on device 0
         answer = self._library.npu.stop_device(here)
+        self._stopped_s = time.monotonic()
         if answer:
             self._not_stopped = f"cannot stop device {here}: stop_device returned {answer}"
             raise RecoveryError(self._not_stopped)
@@ -122,6 +128,7 @@ class NpuDevice:
         """Have a stopped device take work again."""
         with LIBRARY_CALLS.no_stop():
             if self.stopped:
+                time.sleep(max(0.0, self._stopped_s + SETTLE_S - time.monotonic()))
                 self._library.npu.restart_device(self._here(), rebuild_all_resources=False)
                 self.stopped = False
 
