@@ -165,6 +165,7 @@ suite-cann:
 # The device and the communicator on the other releases of torch-npu that these tests know, and the long job on the newest.
 suite-cann-releases:
 	$(MAKE) --no-print-directory suite-cann MARKED=soak FILES="$(or $(FILES),tests/cann)"
+	$(MAKE) --no-print-directory suite-cann CANN=2.7.1 FILES="$(or $(FILES),tests/cann/test_device.py tests/cann/test_hccl.py tests/cann/test_groups.py)"
 	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py tests/cann/test_hccl.py)"
 
 # Contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one.

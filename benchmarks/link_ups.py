@@ -6,7 +6,8 @@ The communicator alone, on gloo, or with `--device npu` that of NPUs, with the d
 one store, groups that overlap. In each round all ranks are connected in a new generation and use every group. Before
 it something happens to them: all are aborted, in a collective or in the midst of the last link-up; a rank is killed
 there, and a process that was forked anew takes its place. A process that ends otherwise than by our hand is a crash;
-what it was doing is kept.
+what it was doing is kept. One whose device cannot be made fit again leaves, as it would in a job, and is replaced; that
+is counted apart.
 
 With --json the figures are added to those that are in the file, so a long run can be done in parts.
 """
@@ -40,14 +41,15 @@ from midstep.communicators.dns import disable_dns_in_this_process
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.devices import device_named
 from midstep.devices.kinds import CPU, NPU, NPU_DEFAULTS
-from midstep.protocol.errors import MidstepError
+from midstep.protocol.errors import MidstepError, RecoveryError
 from midstep.protocol.types import Rendezvous
 
 LINK_UP_S, COLLECTIVE_S, ANSWER_S = 20.0, 60.0, 90.0
 AGAIN_S = 0.1
 MOST_MIDWAY_S = 0.03  # what strikes a link-up does so within this time after it began
 ABORT, KILL, ABORT_MIDWAY, KILL_MIDWAY = HAPPENINGS = ("abort", "kill", "abort in the link-up", "kill in the link-up")
-CRASHES = "crashes"
+CRASHES, LEFT = "crashes", "processes that left"
+LEAVE_CODE = 86  # of a process whose device cannot be cleaned
 UP, NOT_UP = "up", "not up"
 MOST_TEXT = 20_000  # of what a crashed process has said
 _FORK = multiprocessing.get_context("fork")
@@ -108,7 +110,7 @@ def _train(rank: int, size: int, store: Rendezvous, line: Connection, place: Pla
     while True:
         generation = orders.next_generation()
         try:
-            place.clean()
+            _clean_or_leave(place)
             communicator.reconnect(generation, store, LINK_UP_S)
             for group in groups:
                 ones = torch.ones(3, device=place.kind)
@@ -124,6 +126,14 @@ def _train(rank: int, size: int, store: Rendezvous, line: Connection, place: Pla
             while True:
                 dist.all_reduce(ones := torch.ones(1000, device=place.kind))
                 ones.cpu()
+
+
+def _clean_or_leave(place: Place) -> None:
+    try:
+        place.clean()
+    except RecoveryError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(LEAVE_CODE)
 
 
 class _Orders:
@@ -236,6 +246,9 @@ class Soak:
         self._answers([rank], {(UP, 0)})
 
     def _crashed(self, rank: int, process: Any) -> None:
+        if process.exitcode == LEAVE_CODE:
+            self.counts[LEFT] += 1
+            return
         self.counts[CRASHES] += 1
         trace = (self._traces / f"{rank}.{process.pid}").read_text()[-MOST_TEXT:]
         self.found.append(f"rank {rank} ended with {process.exitcode} in generation {self._generation}\n{trace}")

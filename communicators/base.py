@@ -214,7 +214,12 @@ class Listening(Protocol):
 
 @runtime_checkable
 class DeviceLinks(Protocol):
-    """A communicator whose own links carry memory of the device, so that a repair needs no copy on the hosts."""
+    """A communicator whose own links carry memory of the device, so that a repair needs no copy on the hosts.
+
+    `carries_shards` is set before a reconnect, to the same on all ranks: whether `exchange` is about to be called.
+    """
+
+    carries_shards: bool
 
     @property
     def device_type(self) -> str:

@@ -2,14 +2,16 @@
 
 Rank-local state, the commit barrier and copies over the hosts travel between the hosts: they must work while the
 devices' links are down. In a reconnect the hosts are linked first. Then the ranks tell each other which groups they
-have, a subclass resumes or rebuilds the library's communicators (`_renew`), and every group is used once.
+have and have used, a subclass resumes or rebuilds the library's communicators (`_renew`), and every group that some
+member has used before is used once. The others cost nothing: a communicator takes memory of the device, and a framework
+makes many more groups than it uses.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -34,27 +36,21 @@ _LEAST_S = 0.001
 Named = Sequence[tuple[DeviceGroup, str]]  # groups with their names, which are the same on all members
 
 
-# --- the first use of every group -------------------------------------------------------------------------------------
+# --- the first use of a group in a generation -------------------------------------------------------------------------
 #
 # Only with its first use after a resume or rebuild does the library build a communicator; it checks no link before. So
-# every group is used at once, in order, timed and checked: a link that does not come up is seen in this phase, and not
-# in the middle of a step. Sends and receives outside of a batch have a communicator for each pair of ranks, as stages
-# of a pipeline have. Each rank tells to whom it has sent, so that a newcomer knows the pairs, too.
+# every group that was used before is used at once, in order, timed and checked: a link that does not come up is seen in
+# this phase, and not in the middle of a step. Sends and receives outside of a batch have a communicator for each pair
+# of ranks, as stages of a pipeline have. Each rank tells which groups it has used and to whom it has sent: so they come
+# up in a newcomer, too, and in a member that was kept by a fault from using a group that another one had begun to use.
 
 
-class FirstUse(NamedTuple):
-    """How a device's library is used for the first time.
+def link_up(
+    synchronize: Callable[[], None], task: BackgroundTask[Any], groups: Named, also: str = ""
+) -> dict[str, float]:
+    """Use each group once that was used before, and the group `also`; return how long each took.
 
-    `synchronize` waits for the device. `persist` makes attempts to use a group until one succeeds: most libraries need
-    no more than one.
-    """
-
-    synchronize: Callable[[], None]
-    persist: Callable[[BackgroundTask[Any], DeviceGroup, Callable[[], float]], float] = lambda task, group, use: use()
-
-
-def link_up(first: FirstUse, task: BackgroundTask[Any], groups: Sequence[tuple[DeviceGroup, str]]) -> dict[str, float]:
-    """Use every group once; return how long each took. In all ranks the order of the groups that they share is one.
+    `synchronize` waits for the device. In all ranks the order of the groups that they share is one.
 
     Runs in the task's thread. Raises Abandoned, CommunicatorFailed, and what the library does.
     """
@@ -62,26 +58,31 @@ def link_up(first: FirstUse, task: BackgroundTask[Any], groups: Sequence[tuple[D
     for group, name in groups:
         if len(group.members) < 2:
             continue
-        task.stage = f"the links of group {name} ({ranks_text(group.members)}) are not up"
-        task.remaining_s()  # raises Abandoned when no time is left
-        began_s = time.monotonic()
-        _use(first, task, group)
-        times_s[name] = time.monotonic() - began_s
+        if group.used or name == also:
+            task.stage = f"the links of group {name} ({ranks_text(group.members)}) are not up"
+            task.remaining_s()  # raises Abandoned when no time is left
+            began_s = time.monotonic()
+            _use(synchronize, group)
+            times_s[name] = time.monotonic() - began_s
         for low, high in _in_order(group):
             task.stage = (
                 f"the link between ranks {group.members[low]} and {group.members[high]} of group {name} is not up"
             )
             task.remaining_s()
             began_s = time.monotonic()
-            _use_pair(first, group, low, high)
+            _use_pair(synchronize, group, low, high)
             times_s[f"{name}/{low}-{high}"] = time.monotonic() - began_s
     return times_s
 
 
-def tell_peers(groups: Sequence[tuple[DeviceGroup, str]], members: Sequence[DeviceMember]) -> None:
-    """Have each group know every pair that this rank is in, whichever of the two has told it."""
-    told = [(rank, name, place) for rank, member in enumerate(members) for name, place in member.pairs]
+def tell_uses(groups: Named, members: Sequence[DeviceMember]) -> None:
+    """Have each group know whether it is used, and every pair that this rank is in, whichever member has told it."""
     by_name = {name: group for group, name in groups}
+    used = [(rank, name) for rank, member in enumerate(members) for name in member.used]
+    for rank, name in used:
+        if name in by_name and rank in by_name[name].members:
+            by_name[name].used = True
+    told = [(rank, name, place) for rank, member in enumerate(members) for name, place in member.pairs]
     for rank, name, place in told:
         group = by_name.get(name)
         if group is None or rank not in group.members or place >= len(group.members):
@@ -100,27 +101,22 @@ def _in_order(group: DeviceGroup) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: (pair[0] % 2, pair))
 
 
-def _use_pair(first: FirstUse, group: DeviceGroup, low: int, high: int) -> None:
+def _use_pair(synchronize: Callable[[], None], group: DeviceGroup, low: int, high: int) -> None:
     place, work = group.pair_check(high if group.group_rank == low else low)
     work.wait()
-    first.synchronize()
+    synchronize()
     if place.item() != low:
         ranks = f"{group.members[low]} and {group.members[high]}"
         raise CommunicatorFailed(f"link check between ranks {ranks} gave {place.item():g}")
 
 
-def _use(first: FirstUse, task: BackgroundTask[Any], group: DeviceGroup) -> None:
+def _use(synchronize: Callable[[], None], group: DeviceGroup) -> None:
     """Add up ones in the group."""
-
-    def use() -> float:
-        ones, work = group.link_check()
-        work.wait()
-        first.synchronize()
-        return float(ones.item())
-
-    total = first.persist(task, group, use)
-    if total != len(group.members):
-        raise CommunicatorFailed(f"link check of {ranks_text(group.members)} gave {total:g}")
+    ones, work = group.link_check()
+    work.wait()
+    synchronize()
+    if ones.item() != len(group.members):
+        raise CommunicatorFailed(f"link check of {ranks_text(group.members)} gave {ones.item():g}")
 
 
 # --- the communicator -------------------------------------------------------------------------------------------------
@@ -133,7 +129,8 @@ class DeviceCommunicator(ScopedCommunicator):
         """Register the backend with torch."""
         super().__init__()
         self.name = name
-        self.link_up_s: dict[str, float] = {}  # of each group, in the last rebuild
+        self.link_up_s: dict[str, float] = {}  # of each group that came up in the last rebuild
+        self.carries_shards = False  # after the next reconnect: see DeviceLinks
         self._registration = registration
         self._device = torch.device(device_type)
         registration.register([device_type])
@@ -222,7 +219,10 @@ class DeviceCommunicator(ScopedCommunicator):
         names = group_names(self._groups)
         named = list(zip(self._groups, names, strict=True))
         pairs = [(name, peer) for group, name in named for peer in sorted(group.peers)]
-        own = DeviceMember(tuple(names), linked, tuple(pairs))
+        used = [name for group, name in named if group.used]
+        if any(group.half_built for group in self._groups):
+            linked = NEVER  # the library counts the communicators of a group, and others may not have begun this one
+        own = DeviceMember(tuple(names), linked, tuple(used), tuple(pairs))
         missing = "has not said which groups it has"
         members = generation_store.exchange(task, self.name, self._members, self._rank, own, missing=missing)
         kept = []
@@ -232,7 +232,7 @@ class DeviceCommunicator(ScopedCommunicator):
                 group.disconnect(incomplete_group(without, generation))
             else:
                 kept.append((group, name))
-        tell_peers(kept, members)
+        tell_uses(kept, members)
         self._group_counts = Counter(group.members for group, _ in kept)
         resume = linked != NEVER and all(member.linked == linked for member in members)
         self._renew(task, kept, generation_store, scope, resume=resume)
@@ -247,11 +247,20 @@ class DeviceCommunicator(ScopedCommunicator):
         *,
         resume: bool,
     ) -> None:
-        """Resume or rebuild the communicators of these groups, and use each once. Runs in the task's thread.
+        """Resume or rebuild the communicators of these groups, and use each once that is used. In the task's thread.
 
         `resume`: no rank is new, and on all ranks all groups were up before.
         """
         raise NotImplementedError
+
+    def _link_used(self, synchronize: Callable[[], None], task: BackgroundTask[Any], kept: Named) -> None:
+        """Use each of these groups once that was used before; that of all ranks, too, if shards are to travel in it."""
+        also = group_name(self._members, 0) if self.carries_shards else ""
+        self.link_up_s = link_up(synchronize, task, kept, also)
+
+    def build(self, group: DeviceGroup, what: str, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, which begins with building a communicator of the group: `what`, in words."""
+        return call()
 
     def _connect_group(self, group: DeviceGroup, name: str, scope: GenerationScope) -> None:
         """Put the library's group behind one that torch has just asked for. It is linked on its first use."""

@@ -6,7 +6,7 @@ on the groups that they find (`_device_types`, `_get_backend`) is forwarded.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..protocol.errors import UnsupportedCollective
+from ..protocol.wording import ranks_text
 from .generation_scope import GenerationScope
 from .kept_works import keep, release
 from .process_group import GroupOwner, ReplaceableGroup
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .base import CollectiveObserver
 
 _PAIRED = frozenset({"send", "recv"})  # outside of a batch the library has a communicator for each pair
+_ALL = -1  # stands for the communicator of all members, beside those of pairs
 _BATCH = "batch"  # of sends and receives
 
 
@@ -31,6 +33,10 @@ class DeviceGroupOwner(GroupOwner, Protocol):
 
     def recording(self) -> bool:
         """Return whether what is called now is recorded into a graph of the device."""
+        ...
+
+    def build(self, group: "DeviceGroup", what: str, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, which begins with building a communicator of the group: `what`, in words."""
         ...
 
 
@@ -57,12 +63,20 @@ class DeviceGroup(ReplaceableGroup):
         self.backend: Any = None  # the library's, once there is one
         self._device = device
         self._batching = False
+        self.used = False  # by this member since it was made, or by another one as it has told
         self.peers: set[int] = set()  # places in the group with which this rank shares a communicator of two
+        self._begun: set[int] = set()  # communicators of the present backend that were used: places, or _ALL
+        self._built: set[int] = set()  # of these, those that came up
 
     @property
     def connected(self) -> bool:
         """Return whether the library's group is made and the scope is open."""
         return self.backend is not None and self._scope.reason is None
+
+    @property
+    def half_built(self) -> bool:
+        """Return whether this member has begun to build a communicator that did not come up, or not yet."""
+        return self._begun != self._built
 
     def connect(self, process_group: Any, backend: Any, scope: GenerationScope, store: Any = None) -> None:
         """Let `process_group` do the collectives, in this scope.
@@ -71,10 +85,20 @@ class DeviceGroup(ReplaceableGroup):
         """
         self._store = store
         self._delegate, self.backend, self._scope, self._batching = process_group, backend, scope, False
+        self.dropped()
+
+    def dropped(self) -> None:
+        """Take note that the backend has no communicator any more: it builds each at its next use."""
+        self._begun, self._built = set(), set()
 
     def reconnect(self, scope: GenerationScope) -> None:
         """Open another scope with the same backend."""
         self._scope, self._batching = scope, False
+
+    def require_open(self, op: str) -> None:
+        """Raise CommunicatorAborted or CommunicatorFailed if the scope is over."""
+        if self._scope.reason is not None:
+            raise self._scope.error(op)
 
     def disconnect(self, scope: GenerationScope) -> None:
         """Let every collective raise as `scope`, which is over, says."""
@@ -97,13 +121,12 @@ class DeviceGroup(ReplaceableGroup):
         if scope.reason is not None and not self._batching:
             raise scope.error(op)
         self._refuse_recording(op)
-        if op in _PAIRED and not self._batching:
-            self.peers.add(args[1])
+        communicator = self._communicator_of(op, args)
         observer = self._owner.observer if observed and not self._batching else None
         if observer is not None:
             observer.entered(op, self.members)
         try:
-            work = getattr(self._delegate, op)(*args, **(kwargs or {}))
+            work = self._use(communicator, lambda: getattr(self._delegate, op)(*args, **(kwargs or {})))
         except BaseException:
             if observer is not None:
                 observer.left(op)
@@ -111,10 +134,29 @@ class DeviceGroup(ReplaceableGroup):
         watched: dist.Work = _watched(work, op, observer)
         return watched
 
+    def _communicator_of(self, op: str, args: Any) -> int:
+        """Return which communicator `op` needs, and take note that it is used. Before there is one, nothing is."""
+        if op in _PAIRED and not self._batching:
+            self.peers.add(args[1])
+            return int(args[1])
+        self.used = self.used or self.backend is not None
+        return _ALL
+
+    def _use(self, communicator: int, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns. The first call of a communicator builds it, which nothing can interrupt."""
+        if self.backend is None or communicator in self._built:
+            return call()
+        begun, built = self._begun, self._built
+        begun.add(communicator)
+        ends = self.members if communicator == _ALL else [self.members[self.group_rank], self.members[communicator]]
+        result = self._owner.build(self, f"the communicator of {ranks_text(ends)}", call)
+        built.add(communicator)
+        return result
+
     def link_check(self) -> tuple[torch.Tensor, Any]:
         """Start to add up a one of each rank; return the tensor and the work. The first one builds the communicator."""
         ones = torch.ones(1, device=self._device)
-        return ones, self._delegate.allreduce([ones])
+        return ones, self._use(_ALL, lambda: self._delegate.allreduce([ones]))
 
     def pair_check(self, peer: int) -> tuple[torch.Tensor, Any]:
         """Start to send this rank's place to `peer`, or to receive its place; return the tensor and the work.
@@ -123,9 +165,8 @@ class DeviceGroup(ReplaceableGroup):
         """
         self.peers.add(peer)
         place = torch.full((1,), float(self.group_rank), device=self._device)
-        if self.group_rank < peer:
-            return place, self._delegate.send([place], peer, 0)
-        return place, self._delegate.recv([place], peer, 0)
+        op = self._delegate.send if self.group_rank < peer else self._delegate.recv
+        return place, self._use(peer, lambda: op([place], peer, 0))
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -136,9 +177,9 @@ class DeviceGroup(ReplaceableGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Begin a batch: torch-npu makes one of what `batch_isend_irecv` is given. Raises as `start`."""
-        if self._scope.reason is not None:
-            raise self._scope.error(_BATCH)
+        self.require_open(_BATCH)
         self._refuse_recording(_BATCH)
+        self._communicator_of(_BATCH, ())
         self._delegate._start_coalescing(device)
         self._batching = True
 
@@ -149,7 +190,7 @@ class DeviceGroup(ReplaceableGroup):
         if observer is not None:
             observer.entered(_BATCH, self.members)
         try:
-            work = self._delegate._end_coalescing(device)
+            work = self._use(_ALL, lambda: self._delegate._end_coalescing(device))
             if scope.reason is not None:
                 raise scope.error(_BATCH)
         except BaseException:
@@ -158,6 +199,12 @@ class DeviceGroup(ReplaceableGroup):
             raise
         watched: dist.Work = _watched(work, _BATCH, observer)
         return watched
+
+    def batch(self, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns: the library makes a batch, perhaps past this group. Raises as `start`."""
+        self.require_open(_BATCH)
+        self._communicator_of(_BATCH, ())
+        return self._use(_ALL, call)
 
     def _refuse_recording(self, op: str) -> None:
         if self._owner.recording():
@@ -278,3 +325,24 @@ def batch_for_device_groups() -> None:
     One by one, sends and receives would have a communicator for each pair, and could wait for each other in a circle.
     """
     dist.batch_isend_irecv = c10d.batch_isend_irecv = batch_isend_irecv
+
+
+_library_batches: Any = None
+
+
+def _noted_batch(p2p_op_list: list[dist.P2POp]) -> Any:
+    group = p2p_op_list[0].group or c10d._get_default_group()
+    if not isinstance(group, DeviceGroup):
+        return _library_batches(p2p_op_list)
+    return group.batch(lambda: _library_batches(p2p_op_list))
+
+
+def note_batches() -> None:
+    """Have a group take note of each batch in it. Idempotent.
+
+    On CANN before 9.0 torch-npu's own `batch_isend_irecv` calls the backend of a group, and no method of the group's.
+    """
+    global _library_batches  # noqa: PLW0603 - it stands in the place of a function of torch's
+    if dist.batch_isend_irecv is not _noted_batch:
+        _library_batches = dist.batch_isend_irecv
+        dist.batch_isend_irecv = c10d.batch_isend_irecv = _noted_batch

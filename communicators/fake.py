@@ -12,8 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -21,26 +20,27 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..devices import fake as calls
-from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
+from ..devices.fake_chip import BUFFER_BYTES, BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
 from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
 from .device_group import batch_for_device_groups
+from .fake_works import PEER_GONE, BatchedMessage, Collected, FakeWork, keep_leftover, outcome, start_all, tensors_in
 from .gloo.connections import connect_backend
 from .gloo.group import GLOO_SOURCES
 from .gloo.links import GlooLinks
-from .gloo.work import FuturelessWork, Promise
+from .gloo.work import FuturelessWork
 from .hccl import CollectiveLibrary, HcclCommunicator
 from .process_group import WITH_FUTURE, WITHOUT_FUTURE
 from .rendezvous import ForwardingStore
 
 BACKEND = "fake_hccl"
-PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
 # Outside of a batch they never wait for each other, where an NPU's may (docs/npu.md).
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 PAIRED = ("send", "recv")  # each pair of ranks has a communicator of its own, built when it is first used
+ALL = -1  # stands for the communicator of all members, beside those of pairs
 _TICK_S = 0.005
 CLEAR_S = 0.005  # a resume takes up to this
 
@@ -53,70 +53,6 @@ class _Signal(msgspec.Struct, frozen=True):
 
 
 _DISPOSAL = Disposal()
-
-
-# --- batches of sends and receives: one task of the queue, in which all start together --------------------------------
-#
-# torch-npu replaces torch's `batch_isend_irecv` for that; on an Ascend 910B it begins a batch in the group, makes each
-# send and receive, and ends the batch. Between two ranks they are matched by their order.
-
-
-class BatchedMessage(NamedTuple):
-    """A send or receive of a batch, with the arguments of the group's method."""
-
-    op: str
-    tensors: list[torch.Tensor]
-    peer: int
-    tag: int
-
-
-class Collected(dist.Work):
-    """The handle of a send or receive in a batch that has not started. Its caller waits for the batch."""
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return at once."""
-        return True
-
-
-class Started:
-    """Sends and receives under way. `refused`: not all could be started."""
-
-    def __init__(self, works: Sequence[Any], *, refused: bool) -> None:
-        self.works = works
-        self.refused = refused
-        self._left = len(works)
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        for work in works:
-            work.when_done(self._one_done)
-        if refused or not works:
-            self.release()
-
-    def _one_done(self) -> None:
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self.release()
-
-    def release(self) -> None:
-        """Let the waiting thread continue: all are done, or their task is over."""
-        self._over.set()
-
-    def wait(self) -> None:
-        """Wait until all are done, or released."""
-        self._over.wait()
-
-
-def start_all(comm: Any, batch: Sequence[BatchedMessage], timeout_s: float) -> Started:
-    """Start the sends and receives of a batch over a group of gloo."""
-    works: list[FuturelessWork] = []
-    try:
-        for m in batch:
-            works.append(FuturelessWork(getattr(comm, m.op)(m.tensors, m.peer, m.tag), timeout_s))
-    except RuntimeError:  # gloo's, of a peer that is gone
-        return Started(works, refused=True)
-    return Started(works, refused=False)
 
 
 # --- a link-up that can be given up -----------------------------------------------------------------------------------
@@ -200,57 +136,6 @@ class FakeLinks:
 LINKS = FakeLinks()
 
 
-class FakeWork(dist.Work):
-    """A queued collective. The device computes in a thread, so `wait` waits for the result."""
-
-    def __init__(self, task: Task, tensors: list[torch.Tensor]) -> None:
-        """Wrap `task`."""
-        super().__init__()
-        self._task = task
-        self._tensors = tensors
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the result. Raises RuntimeError with the device's text."""
-        self._task.wait(timeout.total_seconds() or None)
-        return True
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        """Return a future that completes with the collective. For DDP's reducer."""
-        promise = Promise()
-
-        def settle() -> None:
-            promise.settle(self.exception(), self._tensors if self._task.result is None else self._task.result)
-
-        self._task.when_over(settle)
-        return promise.future
-
-    def is_completed(self) -> bool:
-        """Return whether it is over."""
-        return self._task.over
-
-    def is_success(self) -> bool:
-        """Return whether it completed without an error."""
-        return self._task.over and self._task.error is None
-
-    def exception(self) -> Any:
-        """Return its error, or None."""
-        return None if self._task.error is None else RuntimeError(told(self._task.error))
-
-    def result(self) -> list[torch.Tensor]:
-        """Return the tensors."""
-        return self._tensors
-
-    def source_rank(self) -> int:
-        """Return -1: the sender is not known."""
-        return -1
-
-    _source_rank = source_rank
-
-    def synchronize(self) -> None:
-        """Wait for the result."""
-        self.wait()
-
-
 # --- the group --------------------------------------------------------------------------------------------------------
 
 
@@ -263,12 +148,12 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._store = options.store
         self._group_rank, self._size = options.group_rank, options.group_size
         self._timeout_s = options.timeout.total_seconds()
-        self._comm: Any = None
+        self._comms: dict[int, Any] = {}  # linked: that of all members, and by place of the peer those of pairs
         self._resumed = 0  # times since the last drop: each has its own place in the store
         self.given = given
         self._store_of_task: StoreOfTask | None = None
         self._keys: list[str] = []
-        self.pairs: set[int] = set()  # peers with which it has a communicator of two
+        self.built: set[int] = set()  # communicators, which take memory of the device, linked or not
         self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self._batch: list[BatchedMessage] | None = None  # of the batch that was begun; it stays open until it is ended
         self.watchdog = 1
@@ -279,15 +164,22 @@ class FakeHcclGroup(dist.ProcessGroup):
         The group and its tasks refer to each other, so this runs in whichever thread collects garbage.
         """
         with contextlib.suppress(AttributeError, RuntimeError):  # never made; no thread starts while Python ends
-            self._leave_communicator()
+            self._leave_communicators()
+            CHIP.buffer_bytes -= BUFFER_BYTES * len(self.built)
+
+    @property
+    def pairs(self) -> set[int]:
+        """Peers with which it has a communicator of two."""
+        return self.built - {ALL}
 
     # --- what torch-npu's Python calls ------------------------------------------------------------------------------
 
     def abort_hccl_comm(self, reason: str) -> None:
         """Drop the communicator."""
         hold_gil(COMMUNICATOR_S)
-        self._leave_communicator()
-        self.pairs.clear()
+        self._leave_communicators()
+        CHIP.buffer_bytes -= BUFFER_BYTES * len(self.built)
+        self.built.clear()
         self._resumed = 0
         CHIP.link_broken = False
 
@@ -295,15 +187,15 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Let the communicator use its links again."""
         self._refuse_other_device(device_id)
         hold_gil(COMMUNICATOR_S)
-        self._leave_communicator()
+        self._leave_communicators()
         time.sleep(CLEAR_S * random.SystemRandom().random())  # ranks are never done at one time
         self._cleared_s = time.time()
         self._resumed += 1  # used before or not: others may have used it, and all must meet in one place
 
-    def _leave_communicator(self) -> None:
-        """Dispose of the gloo group, if there is one, without waiting for what may still be under way in it."""
-        left = [self._comm]
-        self._comm = None
+    def _leave_communicators(self) -> None:
+        """Dispose of the gloo groups, if there are any, without waiting for what may still be under way in them."""
+        left = list(self._comms.values())
+        self._comms.clear()
         _DISPOSAL.dispose(left)
 
     def _delete_tcpstore_key(self) -> None:
@@ -331,19 +223,18 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Queue the batch as one task, which is over when all of it is. Raises RuntimeError, with the batch closed."""
         batch, self._batch = self._batch or [], None
         self._refuse_other_device(calls.current_device())
+        self._refuse_if_busy(ALL)
         tensors = [tensor for message in batch for tensor in message.tensors]
         return FakeWork(CHIP.submit(lambda task: self._do_batch(task, batch), tensors), tensors)
 
     def _do_batch(self, task: Task, batch: Sequence[BatchedMessage]) -> None:
         """Run a batch, over the group's own communicator. In the chip's thread."""
-        if self._comm is None:
-            self._comm = self._link_up(task)
-        started = start_all(self._comm, batch, self._timeout_s)
+        started = start_all(self._linked(task, ALL), batch, self._timeout_s)
         task.when_over(started.release)
         started.wait()
         for inner in started.works:
-            _keep_leftover(inner)
-        if started.refused or (not task.over and any(map(_outcome, started.works))):
+            keep_leftover(inner)
+        if started.refused or (not task.over and any(map(outcome, started.works))):
             raise RuntimeError(PEER_GONE)
 
     def queue(self, op: str, args: Any, kwargs: Any) -> dist.Work:
@@ -352,7 +243,8 @@ class FakeHcclGroup(dist.ProcessGroup):
         if self._batch is not None and op in PAIRED:
             self._batch.append(BatchedMessage(op, *args))
             return Collected()
-        tensors = [tensor for argument in args[:2] for tensor in _tensors_in(argument)]
+        self._refuse_if_busy(args[1] if op in PAIRED else ALL)
+        tensors = [tensor for argument in args[:2] for tensor in tensors_in(argument)]
         return FakeWork(CHIP.submit(lambda task: self._do(task, op, args, kwargs), tensors), tensors)
 
     def _refuse_other_device(self, device_id: int) -> None:
@@ -360,15 +252,19 @@ class FakeHcclGroup(dist.ProcessGroup):
         if device_id != CHIP.index:
             raise RuntimeError(told(OTHER_DEVICE.format(device=device_id, chip=CHIP.index)))
 
+    def _refuse_if_busy(self, peer: int) -> None:
+        """Raise RuntimeError where a communicator is needed and the process before still has the device."""
+        if peer not in self.built and CHIP.busy:
+            raise RuntimeError(told(BUSY))
+
     def _do(self, task: Task, op: str, args: Any, kwargs: Any) -> Any:
         """Run a collective. In the chip's thread."""
-        if self._comm is None:
-            self._comm = self._link_up(task)
-        if op in PAIRED and args[1] not in self.pairs:
-            self._build_one()
-            self.pairs.add(args[1])
+        if op in PAIRED:
+            comm, args = self._linked(task, args[1]), (args[0], int(args[1] > self._group_rank), *args[2:])
+        else:
+            comm = self._linked(task, ALL)
         try:
-            work = getattr(self._comm, op)(*args, **kwargs)
+            work = getattr(comm, op)(*args, **kwargs)
         except RuntimeError as error:
             raise RuntimeError(PEER_GONE if GLOO_SOURCES in str(error) else str(error)) from error
         inner: Any = work
@@ -380,15 +276,15 @@ class FakeHcclGroup(dist.ProcessGroup):
             work.get_future().add_done_callback(lambda _: done.set())
         if op in POINT_TO_POINT:
             task.goes_on = True
-            task.when_over(lambda: _keep_leftover(inner))
-            inner.when_done(lambda: task.finish(_outcome(inner)))
+            task.when_over(lambda: keep_leftover(inner))
+            inner.when_done(lambda: task.finish(outcome(inner)))
             return None
         task.when_over(done.set)
         done.wait()
         if task.over:
-            _keep_leftover(inner)
+            keep_leftover(inner)
             return None
-        wrong = _outcome(inner)
+        wrong = outcome(inner)
         if wrong is not None:
             raise RuntimeError(wrong)
         return work.get_future().value() if op not in WITHOUT_FUTURE else None
@@ -402,18 +298,30 @@ class FakeHcclGroup(dist.ProcessGroup):
             raise RuntimeError(NOT_UP)
         if CHIP.link_broken:
             raise RuntimeError(RETRY_FAILED)
-        if CHIP.busy:
-            raise RuntimeError(BUSY)
 
-    def _link_up(self, task: Task) -> Any:
+    def _linked(self, task: Task, peer: int) -> Any:
+        """Return the gloo group of all members, or that with `peer`; it is linked when it is first needed."""
+        if peer not in self._comms:
+            self._comms[peer] = self._link_up(task, peer)
+        if peer not in self.built:
+            self.built.add(peer)
+            CHIP.buffer_bytes += BUFFER_BYTES
+        return self._comms[peer]
+
+    def _places(self, peer: int) -> list[int]:
+        """Return the members of the communicator of all, or of that with `peer`, by their places in the group."""
+        return list(range(self._size)) if peer == ALL else sorted((self._group_rank, peer))
+
+    def _link_up(self, task: Task, peer: int) -> Any:
         """Meet the other members in the store and connect. In the chip's thread."""
         self._build_one()
         links = LINKS.up()
-        name = f"{self._resumed}"
+        places = self._places(peer)
+        name = f"{self._resumed}" if peer == ALL else f"{self._resumed}.{places[0]}-{places[1]}"
         key = f"{name}/{self._group_rank}"
         self._store.set(key, handshake.encode(_Signal(handshake.Listener(*links.listener), time.time())))
         self._keys.append(key)
-        others = [f"{name}/{place}" for place in range(self._size)]
+        others = [f"{name}/{place}" for place in places]
         while not self._store.check(others):
             if task.over:
                 raise RuntimeError(ABORTED)
@@ -428,32 +336,10 @@ class FakeHcclGroup(dist.ProcessGroup):
         own = self._store_of_task = StoreOfTask(self._store, task)  # torch does not keep the Python part of it
 
         def connect() -> Any:
-            return connect_backend(PrefixStore(name, own), name, self._group_rank, self._size, links, **limits)
+            place = places.index(self._group_rank)
+            return connect_backend(PrefixStore(name, own), name, place, len(places), links, **limits)
 
         return unless_over(task, connect).process_group
-
-
-def _keep_leftover(inner: Any) -> None:
-    """Register a work that is over for its caller, while it may still access its tensors."""
-    if not inner.is_completed():
-        CHIP.leftovers.append(inner.is_completed)
-
-
-def _outcome(inner: Any) -> str | None:
-    """Return the error text of a complete collective of gloo; None if there is none."""
-    try:
-        inner.wait()
-    except RuntimeError:  # gloo's, of any peer that is gone
-        return PEER_GONE
-    return None
-
-
-def _tensors_in(argument: Any) -> list[torch.Tensor]:
-    if isinstance(argument, torch.Tensor):
-        return [argument]
-    if isinstance(argument, list | tuple):
-        return [tensor for item in argument for tensor in _tensors_in(item)]
-    return []
 
 
 def _signal(data: bytes) -> _Signal:

@@ -122,6 +122,7 @@ class DeviceMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     groups: GroupNames
     linked: Annotated[int, msgspec.Meta(ge=-1)]  # the generation in which all its communicators were last up, or -1
+    used: GroupNames = ()  # those of its groups that have been used, and have to come up before the step
     pairs: Pairs = ()  # groups, and places in them, to which it has sent or from which it has received
 
 

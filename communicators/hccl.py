@@ -6,9 +6,9 @@ torch-npu's calls are an argument, so that a fake module can take their place. A
   `reinit_process_group(None, rebuild_link=False)` does it for every group.
 - Otherwise every group's communicator is dropped (`rebuild_link=True`, group by group) and built again.
 
-When all ranks have done so, and not before, every group is used once (`device_communicator.py`): what a rank signals
-to a peer that is still resuming is cleared there. If resuming fails, the next reconnect rebuilds. What the device
-executes ends with the device's own stop, which follows an abort.
+When all ranks have done so, and not before, every group that was in use is used once (`device_communicator.py`): what
+a rank signals to a peer that is still resuming is cleared there. If resuming fails, the next reconnect rebuilds. What
+the device executes ends with the device's own stop, which follows an abort.
 """
 
 import logging
@@ -23,9 +23,10 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from ..devices.device_busy import while_busy
+from ..devices.library_calls import LIBRARY_CALLS
 from .background import Abandoned, BackgroundTask
-from .device_communicator import DeviceCommunicator, FirstUse, Named, link_up
-from .device_group import DeviceGroup
+from .device_communicator import DeviceCommunicator, Named
+from .device_group import DeviceGroup, note_batches
 from .generation_scope import GenerationScope
 from .process_group import BackendRegistration, set_group_name
 from .rendezvous import ForwardingStore, GenerationStore
@@ -79,6 +80,8 @@ class HcclCommunicator(DeviceCommunicator):
         if not self._rebuilding.acquire(timeout=task.remaining_s()):
             raise Abandoned
         try:
+            self.use_device()
+            LIBRARY_CALLS.restart()  # the attempt that was inside may have stopped the device when it came out
             self._drop_or_resume(task, kept, resume=resume)
             # Keys of dropped communicators are deleted where they were written, so the store is switched afterwards.
             self._forwarding.forward_to(generation_store.with_prefix(_GROUPS))
@@ -89,38 +92,45 @@ class HcclCommunicator(DeviceCommunicator):
                     group.reconnect(scope)
             task.stage = "not all ranks have dropped or resumed their communicators"
             self._host.barrier()  # a peer that resumes later would clear what this rank has signalled to it
-            self.link_up_s = link_up(FirstUse(self._library.calls.npu.synchronize, _while_busy), task, kept)
+            self._link_used(self._library.calls.npu.synchronize, task, kept)
         finally:
             self._rebuilding.release()
         _log.info("generation %d: %s %d groups", self.generation, "resumed" if resume else "rebuilt", len(kept))
 
     def _drop_or_resume(self, task: BackgroundTask[Any], kept: Named, *, resume: bool) -> None:
         renew = self._library.calls.distributed.reinit_process_group
-        self.use_device()
         if resume:
             task.stage = "the communicators are not resumed"
-            renew(None, rebuild_link=False)
+            with LIBRARY_CALLS.inside("communicators are resumed"):
+                renew(None, rebuild_link=False)
             return
         for group, name in kept:
             if group.backend is not None:
                 task.stage = f"the communicator of group {name} is not dropped"
-                renew(group, rebuild_link=True)
+                task.remaining_s()
+                with LIBRARY_CALLS.inside(f"the communicator of group {name} is dropped"):
+                    renew(group, rebuild_link=True)
+                group.dropped()
+
+    def build(self, group: DeviceGroup, what: str, call: Callable[[], Any]) -> Any:
+        """Do the call as soon as the device is free. Raises as the call does, and when the group is aborted."""
+
+        def attempt() -> Any:
+            with LIBRARY_CALLS.inside(f"{what} is built"):
+                return call()
+
+        def before_next() -> None:
+            # The library numbers the communicators of a group; this has it count from the beginning, as the peers do.
+            # Not reinit_process_group: that would delete what the peers have left in the store.
+            with LIBRARY_CALLS.inside(f"{what} is dropped"):
+                group.backend.abort_hccl_comm(_BUSY)
+            group.require_open(f"another attempt at {what}")
+
+        return while_busy(attempt, before_next)
 
     def use_device(self) -> None:
         """Let this thread work on the device of this process: a new one would work on device 0."""
         self._library.calls.npu.set_device(self._device_index)
-
-
-def _while_busy(task: BackgroundTask[Any], group: DeviceGroup, use: Callable[[], float]) -> float:
-    """Use a group as soon as the device is free."""
-
-    def before_next() -> None:
-        # The library numbers the communicators of a group; this has it count from the beginning, as the peers do.
-        # Not reinit_process_group: that would delete what the peers have left in the store.
-        group.backend.abort_hccl_comm(_BUSY)
-        task.remaining_s()
-
-    return while_busy(use, before_next)
 
 
 def build_backend(
@@ -148,4 +158,5 @@ def npu_communicator() -> HcclCommunicator:
     """Return the communicator of real NPUs. Imports torch-npu."""
     import torch_npu  # type: ignore[import-not-found,unused-ignore]
 
+    note_batches()
     return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu"))

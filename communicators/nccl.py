@@ -29,7 +29,7 @@ from torch import distributed as dist
 
 from ..protocol.errors import ConfigurationError
 from .background import Abandoned, BackgroundTask
-from .device_communicator import DeviceCommunicator, FirstUse, Named, link_up
+from .device_communicator import DeviceCommunicator, Named
 from .device_group import DeviceGroup, batch_for_device_groups
 from .generation_scope import GenerationScope
 from .process_group import BackendRegistration, set_group_name
@@ -142,7 +142,7 @@ class NcclCommunicator(DeviceCommunicator):
         *,
         resume: bool,
     ) -> None:
-        """Make new communicators, and use each once."""
+        """Make new communicators, and use each once that was used before."""
         self._library.use_device()
         began_s = time.monotonic()
         with self._lock:
@@ -161,12 +161,12 @@ class NcclCommunicator(DeviceCommunicator):
         task.stage = "not all ranks have come to make their communicators"
         self._host.barrier()  # NCCL's own meeting cannot be aborted: nobody goes there before all are here
         met_s = time.monotonic()
-        self.link_up_s = link_up(FirstUse(self._library.synchronize), task, kept)
+        self._link_used(self._library.synchronize, task, kept)
         with self._lock:
             self._pending, self._releasing, self._failed = self._releasing, [], False
         _log.info(
             "generation %d: made %d groups: %.2f s until NCCL was ready, %.2f s until all ranks had come, "
-            "%.2f s until each was used once",
+            "%.2f s until those in use were up",
             self.generation,
             len(kept),
             ready_s - began_s,

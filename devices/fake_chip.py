@@ -37,6 +37,7 @@ BUSY = (
     "code is 7\nEJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running."
 )
 BUSY_S = 0.15  # of a device whose process was ended a moment ago; a real one takes up to 10 s
+BUFFER_BYTES = 2 * 200 * 2**20  # of the device, for a communicator: twice HCCL_BUFFSIZE as it is without a setting
 STOP_S, COMMUNICATOR_S = 0.03, 0.003  # what it takes to stop the device, and to resume or drop a communicator
 _HOLDING_GIL = ctypes.PyDLL(None)  # its functions are called without giving the GIL away
 _SETTLE_S = 0.3
@@ -117,6 +118,7 @@ class Chip:
         self.link_up_fails = False
         self.busy_s = 0.0  # for so long the process before holds the device, from the first attempt to use it on
         self._free_s: float | None = None  # on the monotonic clock
+        self.buffer_bytes = 0  # of its memory, which communicators take
         self.hang_next = False
         self.queue_dies = False  # with the next task
         self.queue_dead = False  # for good: tasks are taken and never carried out

@@ -6,7 +6,7 @@ from the sources of torch-npu; docs/npu.md says what of it was never run on an N
 
 import gc
 import logging
-import threading
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from ..protocol.errors import ConfigurationError, RecoveryError
 from .base import Damage
 from .device_busy import while_busy
+from .library_calls import LIBRARY_CALLS
 from .npu_calls import require
 from .npu_environment import doubts, require_recoverable
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("midstep")
 
 QUEUE_THREAD = "acl_thread"
+# From a stop to the restart. The thread of torch-npu's queue asks after a call that was aborted whether the device is
+# stopped. If it works again by then, the thread takes the abort for an error that it knows no way back from, and ends.
+SETTLE_S = 0.05
 # In the words that the exception patterns know.
 QUEUE_ENDED = (
     "the task queue of device {device} has ended, and what was queued since has not been run. The process exits for "
@@ -45,12 +49,13 @@ class NpuDevice:
         self.stopped = False
         self._library = library
         self._device: int | None = None
-        self._lock = threading.Lock()
         self._memory_error = False  # by a memory error, since the last clean
         self._queue = QueueThread()
         self._written: torch.Tensor | None = None  # the number of times that `finish` has written to it
         self._writes = 0
         self._dropped = False  # a write had no effect
+        self._not_stopped = ""  # why, in words
+        self._stopped_s = 0.0  # when it was stopped last, on the monotonic clock
 
     @property
     def torch_device(self) -> torch.device:
@@ -69,16 +74,23 @@ class NpuDevice:
         self._queue.find()
 
     def stop(self) -> None:
-        """Abort the device's queue and its tasks: blocked threads raise FORCE STOP."""
-        with self._lock:
-            if self.stopped:
-                return
-            self.stopped = True
-            here = self._here()
-            self._library.npu.set_device(here)  # a thread that has chosen no device acts on device 0
-            answer = self._library.npu.stop_device(here)
+        """Abort the device's queue and its tasks: blocked threads raise FORCE STOP.
+
+        While a thread is inside HCCL that is put off until it comes out (`library_calls.py`).
+        """
+        LIBRARY_CALLS.stop(self._stop, self.restart)
+
+    def _stop(self) -> None:
+        if self.stopped:
+            return
+        self.stopped = True
+        here = self._here()
+        self._library.npu.set_device(here)  # a thread that has chosen no device acts on device 0
+        answer = self._library.npu.stop_device(here)
+        self._stopped_s = time.monotonic()
         if answer:
-            raise RecoveryError(f"cannot stop device {self._here()}: stop_device returned {answer}")
+            self._not_stopped = f"cannot stop device {here}: stop_device returned {answer}"
+            raise RecoveryError(self._not_stopped)
 
     def memory_error_raised(self) -> None:
         """Have the next clean ask where the device's memory is damaged."""
@@ -95,6 +107,8 @@ class NpuDevice:
         npu, device = self._library.npu, self._here()
         if self._dropped or self._queue.ended():
             raise RecoveryError(QUEUE_ENDED.format(device=device))
+        if self._not_stopped:  # and the thread that was to do it may have had nobody to tell
+            raise RecoveryError(self._not_stopped)
         try:
             answer = npu.check_uce_in_memory(device) if self._memory_error else NOTHING
             if answer == OUTSIDE:
@@ -102,22 +116,29 @@ class NpuDevice:
                     f"device {device} has an uncorrectable error outside torch's memory, which this process cannot "
                     "repair (check_uce_in_memory returned 1)"
                 )
-            npu.restart_device(device, rebuild_all_resources=False)
+            self.restart()
         except RuntimeError as error:
             raise RecoveryError(f"cannot restart device {device}: {_first_line(error)}") from error
-        with self._lock:
-            self.stopped = False
         self._memory_error = False
         if answer == PERSISTENT:
             return Damage.PERSISTENT
         return Damage.TEMPORARY if answer == TEMPORARY else Damage.NONE
+
+    def restart(self) -> None:
+        """Have a stopped device take work again."""
+        with LIBRARY_CALLS.no_stop():
+            if self.stopped:
+                time.sleep(max(0.0, self._stopped_s + SETTLE_S - time.monotonic()))
+                self._library.npu.restart_device(self._here(), rebuild_all_resources=False)
+                self.stopped = False
 
     def release_unused(self) -> None:
         """Collect garbage, which may hold tensors, and empty the allocator's cache.
 
         The device may have been stopped again meanwhile: then the next clean does it.
         """
-        gc.collect()
+        with LIBRARY_CALLS.inside("groups that nothing holds are dropped"):
+            gc.collect()
         try:
             self._library.npu.empty_cache()
         except RuntimeError as error:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..communicators.base import DeviceLinks
 from ..devices.base import Damage
 from ..protocol.errors import CheckpointError, ConfigurationError, StateLost
 from ..protocol.messages import Rejoin
-from ..protocol.types import CheckpointFormat, InjectionPoint, RepairPart, RestoreSource, StepReport
+from ..protocol.types import CheckpointFormat, InjectionPoint, RepairLinks, RepairPart, RestoreSource, StepReport
 from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
@@ -172,6 +173,8 @@ class RecoveryPhases:
     def _rebuild(self, order: Rejoin) -> None:
         runtime = self._runtime
         if not order.connected:
+            if isinstance(runtime.communicator, DeviceLinks):
+                runtime.communicator.carries_shards = order.part.links is RepairLinks.DEVICE
             limit_s = self._patience.next_s(runtime.settings.link_up_s)
             runtime.communicator.reconnect(order.generation, order.store, limit_s)
         runtime.device.rebuilt()

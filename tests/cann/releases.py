@@ -30,7 +30,7 @@ def _on(version: str, headers: str = "") -> Release:
 
 
 # The last torch-npu of each torch that these tests have run with, the one of the lane first.
-RELEASES = (Release("2.13.0"), _on("2.6.0", headers="2.7.1.post11"))
+RELEASES = (Release("2.13.0"), _on("2.7.1.post11"), _on("2.6.0", headers="2.7.1.post11"))
 
 # What the library has for newer releases only, by the first of the wheels that names it, of those read: 2.6.0,
 # 2.7.1.post11, 2.10.0.post7, 2.13.0 and 2.14.0. For 2.6.0 alone it has the graph engine (library/compiler.cpp) and

@@ -31,6 +31,10 @@ LINK_UP_S = 60.0
 SHORT_S, CONNECT_S = 2.0, 8
 # As a framework makes them; one is asked for twice.
 GROUPS = ([0, 1], [1, 2], [0, 2], [0, 1])
+USED = (1, 3)
+UNEVEN = 0  # in that one collective is begun, by one of its members
+IN_USE = [sum(rank in GROUPS[number] for number in USED) for rank in range(WORLD)]
+COMMUNICATOR_BYTES = 2 * 200 * 2**20
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 
 pytestmark = pytest.mark.timeout(300)
@@ -257,19 +261,125 @@ def test_an_exchange_is_one_batch_between_devices(ranks: Ranks) -> None:
     assert ranks.hear_all() == [float((number - 1) % WORLD) for number in range(WORLD)]
 
 
-def count_memory(rank: Rank) -> None:
-    """Say how much of the device a communicator takes, when it is built and when it is gone."""
+def communicators() -> int:
+    """Return how many communicators' buffers are in the device's memory: 400 MB each; tensors are small."""
     from tests.cann import faults
 
-    setup = Setup(rank)
-    before = faults.used_bytes()
+    return faults.used_bytes() // COMMUNICATOR_BYTES
+
+
+def use(setup: Setup, number: int) -> None:
+    """Add up ones in one of GROUPS, if this rank is in it."""
+    own = [members for members in GROUPS if setup.rank.number in members]
+    if setup.rank.number in GROUPS[number]:
+        place = len([members for members in GROUPS[:number] if setup.rank.number in members])
+        dist.all_reduce(ones := torch.ones(1, device="npu"), group=setup.groups[place])
+        assert ones.item() == len(own[place])
+
+
+def come_back(setup: Setup) -> None:
+    """Be connected again, say how many communicators there are; then use every group."""
+    setup.rank.say(setup.reconnect())
+    setup.rank.say(communicators())
     setup.check()
-    rank.say((faults.used_bytes() - before) // (1 << 20))
+    setup.rank.say("checked")
 
 
-def test_a_communicator_takes_memory_of_the_device(ranks: Ranks) -> None:
-    """Twice HCCL_BUFFSIZE, 200 MB if it is not set, for each group that is used; the world's is linked at the start."""
-    ranks.start_all(WORLD, count_memory)
-    used = ranks.hear_all()
-    groups = [sum(number in members for members in GROUPS) for number in range(WORLD)]
-    assert [megabytes // 400 for megabytes in used] == groups, used
+def use_some(rank: Rank) -> None:
+    """Use some groups; say how many communicators there are before that, after it, and after a recovery."""
+    setup = Setup(rank)
+    rank.say(communicators())
+    for number in USED:
+        use(setup, number)
+    rank.say(communicators())
+    setup.stop_and_clean()
+    come_back(setup)
+
+
+def join_those_in_use(rank: Rank) -> None:
+    come_back(Setup(rank, connected=False))
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["resumed", "rebuilt"])
+def test_groups_that_were_not_used_take_no_memory_of_the_device(ranks: Ranks, newcomer: bool) -> None:
+    """A communicator takes twice HCCL_BUFFSIZE, 200 MB if it is not set. Nothing is linked at the start, and after a
+    fault exactly what was in use before, also in a process that has used nothing itself.
+    """
+    ranks.start_all(WORLD, use_some)
+    assert ranks.hear_all() == [0] * WORLD
+    assert ranks.hear_all() == IN_USE
+    if newcomer:
+        ranks.signal(VICTIM, signal.SIGKILL)
+        ranks.start(VICTIM, WORLD, join_those_in_use)
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert ranks.hear_all() == IN_USE
+    assert ranks.hear_all() == ["checked"] * WORLD
+
+
+def begin_alone(rank: Rank) -> None:
+    """Have one rank begin to use a group that the other member does not come to, until HCCL gives that up."""
+    setup = Setup(rank)
+    for number in USED:
+        use(setup, number)
+    if rank.number == GROUPS[UNEVEN][0]:
+        try:
+            use(setup, UNEVEN)
+        except RuntimeError as error:
+            rank.say(str(error).partition("\n")[0])
+    rank.say("begun")
+    setup.stop_and_clean()
+    come_back(setup)
+
+
+def test_a_group_that_one_member_has_begun_to_use_comes_up_in_all_of_them(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They agree on it. What the library counts of a link-up that failed is dropped: nothing is resumed then."""
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "2")
+    ranks.start_all(WORLD, begin_alone)
+    assert "HCCL" in ranks.hear(GROUPS[UNEVEN][0])
+    assert ranks.hear_all() == ["begun"] * WORLD
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert ranks.hear_all() == [in_use + (rank in GROUPS[UNEVEN]) for rank, in_use in enumerate(IN_USE)]
+    assert ranks.hear_all() == ["checked"] * WORLD
+
+
+def be_stopped_inside(rank: Rank) -> None:
+    """Begin to use a group alone, and be stopped by another thread while HCCL waits for the other member."""
+    setup = Setup(rank)
+    for number in USED:
+        use(setup, number)
+    rank.say("used")
+    if rank.number == GROUPS[UNEVEN][0]:
+        stopper = threading.Timer(0.3, lambda: rank.say(stop_and_look(setup)))
+        stopper.start()
+        with pytest.raises(RuntimeError, match="HCCL"):
+            use(setup, UNEVEN)
+        stopper.join()
+        rank.say(setup.device.stopped)
+    setup.stop_and_clean()
+    come_back(setup)
+
+
+def stop_and_look(setup: Setup) -> bool:
+    """Stop the device as the control thread does; return whether that was done when the call had returned."""
+    setup.communicator.abort("a peer is gone")
+    setup.device.stop()
+    return setup.device.stopped
+
+
+def test_a_device_is_not_stopped_while_a_thread_is_inside_hccl_but_when_it_comes_out(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CANN would walk through a list of communicators that this thread changes. Nothing ends the link-up before."""
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "2")
+    ranks.start_all(WORLD, be_stopped_inside)
+    assert ranks.hear_all() == ["used"] * WORLD
+    alone = GROUPS[UNEVEN][0]
+    assert (ranks.hear(alone), ranks.hear(alone)) == (False, True)
+    ranks.say(1)
+    assert ranks.hear_all() == [("up", "")] * WORLD
+    assert ranks.hear_all() == [in_use + (rank in GROUPS[UNEVEN]) for rank, in_use in enumerate(IN_USE)]
+    assert ranks.hear_all() == ["checked"] * WORLD

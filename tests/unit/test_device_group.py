@@ -68,7 +68,9 @@ CPU = torch.device("cpu")
 
 def group_of(library: Library, observer: Observer, scope: GenerationScope) -> DeviceGroup:
     """Return a group that the library serves."""
-    owner = SimpleNamespace(observer=observer, listener=None, recording=lambda: False)
+    owner = SimpleNamespace(
+        observer=observer, listener=None, recording=lambda: False, build=lambda group, what, call: call()
+    )
     group = DeviceGroup(owner, (0, 1), 0, scope, timedelta(seconds=1), CPU, "midstep_hccl")
     group.connect(library, object(), scope)
     return group

@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from midstep.communicators.background import Disposal
-from midstep.communicators.fake import FakeHcclGroup
+from midstep.communicators.fake import ALL, FakeHcclGroup
 from midstep.devices.fake_chip import CHIP
 
 LONG_S = 20.0
@@ -47,11 +47,11 @@ def test_the_fake_device_resumes_and_drops_a_communicator_in_which_something_is_
     options = SimpleNamespace(store=HashStore(), group_rank=0, group_size=1, timeout=timedelta(seconds=LONG_S))
     group, comm = FakeHcclGroup(options), Stuck()
     ended, destroyed = comm.ended, comm.destroyed
-    group._comm = comm
+    group._comms[ALL] = comm
     del comm
     renew(group)  # type: ignore[operator]
     assert not destroyed.is_set()
-    assert group._comm is None
+    assert not group._comms
     ended.set()
     assert destroyed.wait(LONG_S)
 
@@ -61,7 +61,7 @@ def test_a_group_that_a_script_has_dropped_holds_up_no_collector_of_garbage() ->
     options = SimpleNamespace(store=HashStore(), group_rank=0, group_size=1, timeout=timedelta(seconds=LONG_S))
     group, comm = FakeHcclGroup(options), Stuck()
     ended, destroyed = comm.ended, comm.destroyed
-    group._comm, group.given = comm, group  # as a task of its own refers to it
+    group._comms[ALL], group.given = comm, group  # as a task of its own refers to it
     del comm, group
     gc.collect()
     assert not destroyed.is_set()

@@ -219,6 +219,17 @@ def test_a_device_that_refuses_to_stop_is_told(device: NpuDevice, monkeypatch: p
         device.stop()
 
 
+def test_a_stopped_device_is_given_time_before_it_works_again(
+    device: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of torch-npu's queue would take the abort of its call for an inner error, and end."""
+    slept: list[float] = []
+    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: 7.0, sleep=slept.append))
+    device.stop()
+    device.clean()
+    assert slept == [pytest.approx(answers.SETTLE_S)]
+
+
 def test_the_devices_clock_goes_forward(device: NpuDevice) -> None:
     first, second = device.now_us(), device.now_us()
     assert first is not None

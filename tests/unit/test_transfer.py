@@ -29,6 +29,7 @@ class _DeviceLinks(WireLinks):
     """Links of a device as well: a batch begins when the one before it is over, and is over when all of it is."""
 
     device_type = "cpu"
+    carries_shards = True
 
     def __init__(self, wire: Wire, rank: int) -> None:
         super().__init__(wire, rank)

@@ -1,5 +1,6 @@
 // How communicators come and go. As HCCL's own: the root of a group tells its address before it knows whether it can take
-// part; a link-up ends by itself, after HCCL_CONNECT_TIMEOUT, and no abort ends it; an abort suspends all of them.
+// part; a link-up ends by itself, after HCCL_CONNECT_TIMEOUT, and no abort ends it; an abort suspends all of them, in a
+// walk through their list without its lock. Here each abort that meets a thread inside HCCL ends the process.
 #include "communicator.h"
 
 #include "device.h"
@@ -9,6 +10,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -20,6 +23,22 @@ constexpr double MEGABYTE = 1 << 20;
 std::mutex guard;
 std::map<int, int> listeners;  // sockets of roots, by port
 std::map<void *, fake::Shared> all;
+
+std::atomic<int> inside{0};  // threads that build, resume or destroy a communicator
+
+class Inside {
+ public:
+  Inside() { inside++; }
+  ~Inside() { inside--; }
+};
+
+void refuse_abort() {
+  if (inside == 0) return;
+  std::fprintf(stderr, "[cann %d] the device was aborted while a thread was inside HCCL\n", getpid());
+  raise(SIGSEGV);
+}
+
+const bool heard = (fake::on_abort(refuse_abort), true);
 
 // Whether the process that had this device before has not let go of it yet: for a while after it was killed.
 bool busy() {
@@ -64,6 +83,7 @@ HcclResult HcclGetRootInfo(HcclRootInfo *info) {
 
 HcclResult HcclCommInitRootInfoConfig(uint32_t size, const HcclRootInfo *info, uint32_t rank, const HcclCommConfig *config,
                                       HcclComm *handle) {
+  Inside here;
   double limit_s = fake::now_s() + fake::setting("HCCL_CONNECT_TIMEOUT", 120);
   auto made = std::make_shared<fake::Communicator>(size, rank);
   made->aborts = fake::abort_count();
@@ -80,7 +100,9 @@ HcclResult HcclCommInitRootInfoConfig(uint32_t size, const HcclRootInfo *info, u
       fake::fail(0, "EJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running.");
       return HCCL_E_UNAVAIL;
     }
-    uint64_t bytes = static_cast<uint64_t>(2 * MEGABYTE * fake::setting("HCCL_BUFFSIZE", 200));
+    double megabytes = fake::setting("HCCL_BUFFSIZE", 200);
+    if (config != nullptr && config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) megabytes = config->hcclBufferSize;
+    uint64_t bytes = static_cast<uint64_t>(2 * MEGABYTE * megabytes);
     if (!fake::take_bytes(bytes)) {
       fake::fail(0, "EI0011: Failed to allocate memory for the communicator.");
       return HCCL_E_OOM;
@@ -108,6 +130,7 @@ HcclResult HcclCommInitRootInfo(uint32_t size, const HcclRootInfo *info, uint32_
 }
 
 HcclResult HcclCommDestroy(HcclComm handle) {
+  Inside here;
   std::lock_guard<std::mutex> held(guard);
   fake::log("communicator destroyed");
   all.erase(handle);  // its links close when the work that uses them is over
@@ -118,6 +141,7 @@ HcclResult HcclCommSuspend(HcclComm) { return HCCL_SUCCESS; }
 
 // Use a communicator again after an abort. All notifies of the device are cleared, not only those of this communicator.
 HcclResult HcclCommResume(HcclComm handle) {
+  Inside here;
   auto resumed = fake::communicator_of(handle);
   if (!resumed) return HCCL_E_PARA;
   resumed->aborts = fake::abort_count();

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from midstep.communicators.fake import BACKEND, FakeHcclGroup
+from midstep.communicators.fake import ALL, BACKEND, FakeHcclGroup
 from midstep.devices import fake
 from midstep.devices.fake_chip import Task
 
@@ -39,29 +39,30 @@ class ScriptGroup(FakeHcclGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
-    def _link_up(self, task: Task) -> Any:
-        own = self._store
-        self._store = PrefixStore(self._meet(task), own)
+    def _link_up(self, task: Task, peer: int) -> Any:
+        own, places = self._store, self._places(peer)
+        if peer != ALL:  # the two meet beside the others
+            self._store = PrefixStore(f"{places[0]}-{places[1]}", own)
         try:
-            return super()._link_up(task)
+            self._store = PrefixStore(self._meet(task, places), self._store)
+            return super()._link_up(task, peer)
         finally:
             self._store = own
 
-    def _meet(self, task: Task) -> str:
-        """Return a name that all members have agreed on: the first proposes one with the numbers that it has read."""
+    def _meet(self, task: Task, places: list[int]) -> str:
+        """Return a name that these members have agreed on: the first proposes one with the numbers that it has read."""
         mine, meeting = secrets.token_hex(8), ""
         proposed: list[str] = []
         self._store.set(f"number/{self._group_rank}", mine)
         while True:
             if task.over:
                 raise RuntimeError("aborted")
-            if self._group_rank == 0:
-                numbers = [self._read(f"number/{place}") for place in range(self._size)]
+            if self._group_rank == places[0]:
+                numbers = [self._read(f"number/{place}") for place in places]
                 if not meeting or numbers != proposed:
                     meeting, proposed = secrets.token_hex(8), numbers
                     self._store.set("proposal", json.dumps([meeting, numbers]))
-                others = range(1, self._size)
-                if all(numbers) and all(self._read(f"{meeting}/{place}") for place in others):
+                if all(numbers) and all(self._read(f"{meeting}/{place}") for place in places[1:]):
                     self._store.set(f"{meeting}/agreed", "1")
                     return meeting
             else:
