@@ -23,17 +23,10 @@ def sums(job: Job, rank: int) -> list[list[int]]:
     return [[int(part) for part in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def heard(log: Path) -> bool:
-    """Say whether the second scheduler has heard of all ranks. Those of releases before 2.10 do not register again."""
-    text = log.read_text()
-    if REGISTERS_AGAIN:
-        return text.count(REGISTERED) == 2 * RANKS
-    return all(f"Invalid node: {rank}." in text for rank in range(RANKS))
-
-
+@pytest.mark.skipif(not REGISTERS_AGAIN, reason="ranks of this MindSpore do not register again, nor end after that")
 @pytest.mark.timeout(700)
 def test_its_own_collectives_work_and_outlive_a_scheduler_that_is_killed(tmp_path: Path) -> None:
-    """The next one serves the same place, all ranks come there, nothing is replaced; it ends with the job."""
+    """The next one serves the same place, all ranks register there, nothing is replaced; it ends with the job."""
     (tmp_path / "job" / "records").mkdir(parents=True)
     gate = tmp_path / "job" / "records" / f"gate.{GATE}"
     gate.touch()
@@ -44,7 +37,7 @@ def test_its_own_collectives_work_and_outlive_a_scheduler_that_is_killed(tmp_pat
     assert log.read_text().count(REGISTERED) == RANKS
     [first] = schedulers(job)
     first.kill()
-    until(lambda: heard(log), "all ranks at the next scheduler")
+    until(lambda: log.read_text().count(REGISTERED) == 2 * RANKS, "all ranks at the next scheduler")
     [second] = schedulers(job)
     gate.unlink()
 
