@@ -174,10 +174,11 @@ class HandlerDriver:
     def _go_back(self, step: int | None) -> None:
         """Report that the updates since a checkpoint are wrong. All load it, if this process can tell which it is."""
         self._state.chosen = step
-        loadable = self._state.loadable()
         why = _WRONG if step is None else f"{_WRONG}, and names the checkpoint of step {step}"
-        if loadable:
-            self._runtime.report_fault(FaultKind.MEMORY_MULTI_BIT, why, mendable=True, trusted_step=loadable[0])
+        loadable = self._state.loadable()
+        back_to = loadable[:1] if step is None else {step - self._state.likely_offset}.intersection(loadable)
+        if back_to:
+            self._runtime.report_fault(FaultKind.MEMORY_MULTI_BIT, why, mendable=True, trusted_step=min(back_to))
         else:
             self._distrust(why)
 

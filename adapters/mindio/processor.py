@@ -113,6 +113,7 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
         _warn_of_kept_names()
     _Process.device = None if npu is None else npu.current_device()
     _Process.driver = HandlerDriver(runtime, HANDLERS, _Process.device)
+    _Process.driver.recovery.choose = _choose
     if is_mindspore():
         offer(_Process.driver.update_begins)
 
@@ -285,6 +286,13 @@ def tft_register_exception_handler(fault_pattern: str, fault_type: str, fault_ha
     """Add a pattern: `fault_handle(text)` names it, `fault_type` is the name of a `ReportState`."""
     _states[fault_pattern] = fault_type
     _readings[fault_pattern] = fault_handle
+
+
+def _choose(step: int) -> None:
+    """Have the script read of a checkpoint to go back to, as if this rank had found its numbers wrong, too."""
+    for pattern, state in _states.items():
+        if state == ReportState.RS_RETRY.name:
+            _readings[pattern](f"{pattern}, load ckpt step={step}")
 
 
 def tft_exception_handler(func: Callable[..., Result]) -> Callable[..., Result]:

@@ -76,6 +76,7 @@ class HandlerRecovery:
         self.loaded_step: int | None = None  # by that count, of the checkpoint that the script has loaded
         self.driver: threading.Thread | None = None
         self.use_device: Callable[[], None] = lambda: None  # of this process, in the thread that calls it
+        self.choose: Callable[[int], None] = lambda _: None  # tells the script which checkpoint the others have chosen
         self._handling = False  # the driver is in a handler that may hang in what a peer has left
         self._woken = False  # from it, by the stop handler, after which the device has to be cleaned
 
@@ -295,9 +296,14 @@ class HandlerRecovery:
             state.sure_offset,
             state.moves(),
             state.known_replicas,
+            state.chosen,
         )
         heard = _Heard({mine.rank: mine})
         runtime.communicator.barrier(gathering=heard)
+        chosen = [each.chosen for each in heard.parts.values() if each.chosen is not None]
+        if chosen and state.chosen is None:  # it was stopped before it had found its numbers wrong
+            state.chosen = min(chosen)
+            self.choose(state.chosen)
         return settled([heard.parts[rank] for rank in range(runtime.world_size)])
 
 

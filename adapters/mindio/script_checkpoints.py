@@ -12,6 +12,8 @@ from ...protocol import environment as names
 
 TRACKER = "latest_checkpointed_iteration.txt"
 OPTION = "--load"
+FOLDER = "iter_"  # and the step
+MOST_STEPS = 32  # that a script can choose from
 _MOST_DIGITS = 15  # a number of steps has fewer
 _MOST_BYTES = 32  # with what may stand around it
 
@@ -46,9 +48,15 @@ def newest_step(folder: Path) -> int:
     return int(digits) if len(text) <= _MOST_BYTES and len(digits) <= _MOST_DIGITS and digits.isdigit() else 0
 
 
-def has_step(folder: Path, step: int) -> bool:
-    """Return whether there is a checkpoint of this step, by the script's count."""
-    return (folder / f"iter_{step:07d}").is_dir()
+def whole_steps(folder: Path) -> tuple[int, ...]:
+    """Return the steps of the newest checkpoints, by the script's count, the newest one first.
+
+    What has a higher number than the newest one is being written, or was when its job ended.
+    """
+    newest = newest_step(folder)
+    names = (each.name.removeprefix(FOLDER) for each in folder.glob(f"{FOLDER}*"))
+    older = {int(name) for name in names if name.isdigit() and len(name) <= _MOST_DIGITS and int(name) < newest}
+    return (newest, *sorted(older, reverse=True)[: MOST_STEPS - 1]) if newest else ()
 
 
 def variables_of(folder: Path | None) -> dict[str, str]:

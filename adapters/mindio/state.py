@@ -21,7 +21,7 @@ from ...processor.local_state import framework_part
 from ...protocol.errors import ConfigurationError, RecoveryError, StateUnreadable
 from ...protocol.messages import SaveCheckpoint
 from ...protocol.types import InjectionPoint, RepairPart, RestoreSource, ShardHold
-from .script_checkpoints import first_step_here, folder_here, has_step, newest_step
+from .script_checkpoints import first_step_here, folder_here, whole_steps
 from .values import RepairType, is_mindspore
 
 if TYPE_CHECKING:
@@ -113,18 +113,14 @@ class HandledState:
         return first_step_here() if noted is None else noted
 
     def loadable(self) -> tuple[int, ...]:
-        """Return the step of the script's newest checkpoint, or of the one it has chosen, by midstep's count.
+        """Return the steps of the script's newest checkpoints, by midstep's count, the newest first, if it is known.
 
-        Nothing if it is not known. A process that is wrong about the count, or that alone knows what was chosen,
-        reports another step than the others, so none of them is taken.
+        A process that is wrong about the count reports other steps than the others. Where that leaves one in common
+        all the same, the script loads another one than planned, and says so.
         """
         folder = None if is_mindspore() else folder_here()
-        if folder is None:
-            return ()
-        newest = newest_step(folder)
-        chosen = newest if self.chosen is None else self.chosen
-        step = chosen - self.likely_offset
-        return (step,) if step > 0 and (chosen == newest or has_step(folder, chosen)) else ()
+        steps = () if folder is None else whole_steps(folder)
+        return tuple(step - self.likely_offset for step in steps if step > self.likely_offset)
 
     def counted(self, offset: int) -> None:
         """Note what the end of an update has said."""
@@ -273,6 +269,7 @@ class RankPart(msgspec.Struct, frozen=True):
     """A rank's message to all others once it is linked to them. `offset`: the script's steps less midstep's.
 
     `reboots`: the process takes the place of another one, and knows it, so it has loaded nothing at its start.
+    `chosen`: by the script's count, the checkpoint that its script wants to go back to.
     """
 
     rank: int
@@ -282,6 +279,7 @@ class RankPart(msgspec.Struct, frozen=True):
     offset: int | None
     moves: tuple[Move, ...]
     replicas: tuple[OptimizerReplicas, ...] = ()
+    chosen: int | None = None
 
 
 def settled(world: Sequence[RankPart]) -> list[RankPart]:

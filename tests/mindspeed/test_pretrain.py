@@ -124,9 +124,8 @@ def test_without_replicas_all_load_the_checkpoint_in_living_processes(start: Sta
 
 
 def test_wrong_numbers_take_all_back_to_the_checkpoint_that_is_named(start: Start, calm: Callable[..., Saved]) -> None:
-    """No process is replaced; MindSpeed-LLM wants the step to be named by all ranks."""
-    text = "PRECISION ERROR, load ckpt step=5"
-    training = start(2, SAVING, [(rank, 13, "before", text) for rank in range(2)])
+    """No process is replaced. The rank that was stopped before it had found the same hears of the step."""
+    training = start(2, SAVING, [(1, 13, "before", "PRECISION ERROR, load ckpt step=5")])
     (incident,) = incidents_of(training)
     assert not incident["replaced"], training.job.said()
     assert (incident["healthy_pids_kept"], incident["resumed_step"]) == (True, 5), incident

@@ -15,7 +15,7 @@ from midstep.adapters.mindio.device import await_rank_before_groups
 from midstep.adapters.mindio.driver import Ask, Conversation, Question
 from midstep.adapters.mindio.handlers import HandlerKind, Handlers
 from midstep.adapters.mindio.recovery import action_limit_s
-from midstep.adapters.mindio.script_checkpoints import TRACKER, newest_step
+from midstep.adapters.mindio.script_checkpoints import MOST_STEPS, TRACKER, newest_step
 from midstep.adapters.mindio.state import (
     HandledState,
     Move,
@@ -471,15 +471,36 @@ def test_a_rank_reports_the_scripts_checkpoint_by_midsteps_count(
     assert HandledState(0).loadable() == ()
 
 
-def test_a_rank_reports_the_checkpoint_that_the_script_has_chosen_if_it_is_there(
+def test_a_rank_reports_older_checkpoints_of_the_script_too_from_which_it_may_choose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest one is there in any case, by whatever name its folder has."""
+    """The newest one is there by whatever name; not what is being written, nor what an earlier job has left."""
     (tmp_path / TRACKER).write_text("110")
-    (tmp_path / "iter_0000105").mkdir()
+    for name in ("iter_0000105", "iter_0000111", "iter_0000080", "iter_0000100_tmp", "iter_", "other"):
+        (tmp_path / name).mkdir()
     monkeypatch.setenv(env.SCRIPT_CHECKPOINTS, str(tmp_path))
     state = HandledState(0)
     state.agreed(90)
-    for chosen, steps in ((105, (15,)), (104, ()), (110, (20,)), (None, (20,))):
-        state.chosen = chosen
-        assert state.loadable() == steps
+    assert state.loadable() == (20, 15)
+    for step in range(91, 91 + 2 * MOST_STEPS):
+        (tmp_path / f"iter_{step:07d}").mkdir(exist_ok=True)
+    (tmp_path / TRACKER).write_text(str(step))
+    assert state.loadable() == tuple(range(step - 90, step - 90 - MOST_STEPS, -1))
+
+
+def test_a_rank_that_was_stopped_before_it_found_its_numbers_wrong_hears_of_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the function that the script has registered for that; others hear nothing."""
+    heard: list[str] = []
+    monkeypatch.setattr(processor, "_readings", dict(processor._readings))
+    monkeypatch.setattr(processor, "_states", dict(processor._states))
+
+    def hear(text: str) -> str:
+        heard.append(text)
+        return "PRECISION ERROR"
+
+    processor.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", hear)
+    processor.tft_register_exception_handler("ANOTHER", "RS_UNKNOWN", hear)
+    processor._choose(115)
+    assert heard == ["PRECISION ERROR, load ckpt step=115"]

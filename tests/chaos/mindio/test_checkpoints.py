@@ -1,7 +1,6 @@
 """A script that knows mindio_ttp loses every copy of something: all ranks load its own checkpoint, and live on."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +115,15 @@ def test_a_lost_node_and_damaged_memory_without_replicas_cost_no_living_process(
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [("wrong", (1,), 10), ("wrong, load ckpt step=115", range(RANKS), 5)],
+    ("says", "resumed"),
+    [("wrong", 10), ("wrong, load ckpt step=115", 5)],
     ids=["the newest", "a chosen one"],
 )
 def test_numbers_that_the_script_finds_wrong_take_all_back_to_a_checkpoint_of_its_choice(
-    wrong: tuple[str, Sequence[int], int], calm: Record, saved: Path, tmp_path: Path
+    says: str, resumed: int, calm: Record, saved: Path, tmp_path: Path
 ) -> None:
-    """All processes live on. The step of an older checkpoint is named by all ranks, as MindSpeed-LLM needs it."""
-    says, who, resumed = wrong
-    job = start(tmp_path, saved, faults=[(rank, 22, "before", says) for rank in who])
+    """All processes live on. The ranks that were stopped before they had found the same hear of the step."""
+    job = start(tmp_path, saved, faults=[(1, 22, "before", says)])
     try:
         job.wait()
         (incident,) = finish(job)["incidents"]
