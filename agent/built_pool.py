@@ -81,7 +81,7 @@ class Preparations:
         `training`: the ranks whose next process may be built now. `here`: all ranks with a process here.
         """
         self._tell_imported()
-        if not builds_ahead(job, StandbyDepth.BUILT, StandbyDepth.AUTO):
+        if job.settings.standby_depth is not StandbyDepth.BUILT and not builds_ahead(job, StandbyDepth.AUTO):
             return
         own, wanted = {rank: each.program for rank, each in training.items()}, here
         if job.settings.standby_depth is StandbyDepth.AUTO:

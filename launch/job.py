@@ -34,7 +34,16 @@ from ..protocol.keys import JobKeys, JoiningTerms
 from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
 from ..protocol.run_directories import RunDirectory, RunDirectoryTaken
 from ..protocol.token import FullToken, Token, expiry_text
-from ..protocol.types import CONTROLLER, DETECTOR_PREFIX, PLATFORM, JobSpec, RestoreSource, node_address
+from ..protocol.types import (
+    CONTROLLER,
+    DETECTOR_PREFIX,
+    PLATFORM,
+    JobSettings,
+    JobSpec,
+    RestoreSource,
+    StandbyDepth,
+    node_address,
+)
 from . import directories
 from .meeting import is_loopback
 from .script_imports import refuse_another_size
@@ -214,8 +223,14 @@ def spec_of(start: Start, name: str, policy: Policy, directory: Path) -> JobSpec
         nodes=start.nodes,
         spare_nodes=start.spare_nodes,
         max_restarts=start.max_restarts,
-        settings=job_settings(policy, directory, spares=start.spare_nodes),
+        settings=_settings(start, policy, directory),
     )
+
+
+def _settings(start: Start, policy: Policy, directory: Path) -> JobSettings:
+    """Return the policy's. A program that is not Python is never run ahead: it would not stop before it trains."""
+    settings = job_settings(policy, directory, spares=start.spare_nodes)
+    return msgspec.structs.replace(settings, standby_depth=StandbyDepth.IMPORTED) if start.no_python else settings
 
 
 def require_script(start: Start) -> None:

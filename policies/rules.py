@@ -470,8 +470,8 @@ def job_settings(policy: Policy, job_directory: str | Path, *, spares: int = 0) 
 
 def _standby_depth(policy: Policy) -> StandbyDepth:
     """Return how far the next process of a rank gets. No node can tell how much memory of a device will be needed."""
-    asks = device_kind(policy.device).memory_of_its_own or policy.script_writes or not policy.standby.warm
-    return StandbyDepth.IMPORTED if policy.standby.depth is StandbyDepth.AUTO and asks else policy.standby.depth
+    depth, may_choose = policy.standby.depth, policy.standby.warm and not device_kind(policy.device).memory_of_its_own
+    return StandbyDepth.IMPORTED if depth is StandbyDepth.AUTO and not may_choose else depth
 
 
 def _spare_s(policy: Policy) -> float | None:

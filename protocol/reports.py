@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from . import environment as names
 from .bounds import (
     LONGEST_REPORTED,
     MOST_NODES,
@@ -328,5 +329,6 @@ class NodeWords(msgspec.Struct, frozen=True, tag=True):
 
 
 def builds_ahead(job: JobSpec, *depths: StandbyDepth) -> bool:
-    """Say whether a job wants one of these depths, and can be built: it is Python, and so stops before it trains."""
-    return job.settings.standby_depth in depths and not job.no_python
+    """Say whether a job wants one of these depths, and can be built: it is Python, and stops at a train function."""
+    wanted = job.settings.standby_depth in depths
+    return wanted and not job.no_python and job.environment.get(names.MINDIO) != "1"

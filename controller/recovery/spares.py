@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...protocol.messages import BuildAhead, ProcessesPrepared
-from ...protocol.reports import builds_ahead
 from ...protocol.types import StandbyDepth, node_address
 from .orders import give_up_waiting, request_node, start_command
 from .state import JobState, Phase
@@ -68,7 +67,7 @@ def _trains_again(state: JobState) -> bool:
 
 def _build_ahead(state: JobState) -> Recs:
     """Order each spare to build ahead, while the job trains."""
-    if not builds_ahead(state.job, StandbyDepth.BUILT) or not state.ever_resilient:
+    if state.job.settings.standby_depth is not StandbyDepth.BUILT or not state.ever_resilient:
         return None
     wanted = _wanted(state)
     for node in state.world.nodes.values():
@@ -142,7 +141,7 @@ def _on_processes_prepared(state: JobState, event: ProcessesPrepared) -> Recs:
 
 
 def _owes(state: JobState) -> Iterator[Owed]:
-    for name in state.world.named(*REACHABLE) if builds_ahead(state.job, StandbyDepth.BUILT) else ():
+    for name in state.world.named(*REACHABLE) if state.job.settings.standby_depth is StandbyDepth.BUILT else ():
         yield node_address(name), _ahead_command(state, state.world.nodes[name])
 
 

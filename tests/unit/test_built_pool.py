@@ -1,9 +1,13 @@
 """Which processes are built ahead, when, and for whom one is good."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from midstep.agent.built_pool import fits, is_time
+from midstep.launch.job import Start, spec_of
+from midstep.policies.schema import default_policy
 from midstep.protocol import environment as names
 from midstep.protocol.reports import builds_ahead
 from midstep.protocol.types import Activity, JobSettings, JobSpec, RankProgress, StandbyDepth
@@ -28,16 +32,24 @@ CLOCK = RankProgress(0, 1, 1, 7, Activity.COLLECTIVE, 3, 0.1, 0.2, 0.3)
 ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "4", names.CONNECTED: "0", names.INCARNATION: "1", names.STORE: "a:1"}
 
 
-def test_processes_are_built_ahead_where_the_policy_says_so() -> None:
-    """Only `built` has spares build as well."""
-    assert builds_ahead(JOB, StandbyDepth.BUILT)
+def test_a_node_chooses_where_the_policy_leaves_it_to_nodes() -> None:
+    assert not builds_ahead(JOB, StandbyDepth.AUTO)
+    assert builds_ahead(msgspec.structs.replace(JOB, settings=JobSettings()), StandbyDepth.AUTO)
+
+
+@pytest.mark.parametrize("changes", [{"no_python": True}, {"environment": {names.MINDIO: "1"}}])
+def test_no_node_chooses_to_run_ahead_what_has_no_train_function_to_stop_at(changes: dict[str, object]) -> None:
     left_to_nodes = msgspec.structs.replace(JOB, settings=JobSettings())
-    assert builds_ahead(left_to_nodes, StandbyDepth.BUILT, StandbyDepth.AUTO)
-    assert not builds_ahead(left_to_nodes, StandbyDepth.BUILT)
+    assert not builds_ahead(msgspec.structs.replace(left_to_nodes, **changes), StandbyDepth.AUTO)
 
 
-def test_a_program_that_is_not_python_and_would_not_stop_before_it_trains_is_not_run_ahead() -> None:
-    assert not builds_ahead(msgspec.structs.replace(JOB, no_python=True), StandbyDepth.BUILT)
+@pytest.mark.parametrize(("no_python", "depth"), [(True, StandbyDepth.IMPORTED), (False, StandbyDepth.BUILT)])
+def test_a_program_that_is_not_python_is_never_run_ahead(no_python: bool, depth: StandbyDepth, tmp_path: Path) -> None:
+    """Not even where the policy says so: it would not stop before it trains."""
+    policy = default_policy()
+    built = msgspec.structs.replace(policy, standby=msgspec.structs.replace(policy.standby, depth=StandbyDepth.BUILT))
+    spec = spec_of(Start(("run.sh",), no_python=no_python), "job", built, tmp_path)
+    assert spec.settings.standby_depth is depth
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,10 @@ from midstep.adapters.mindio.state import (
 from midstep.adapters.mindio.values import ReportState, tft_can_do_uce_repair
 from midstep.devices.kinds import EXTERNAL
 from midstep.launch.job import Start, policy_of, spec_of, with_mindio
-from midstep.policies.rules import job_settings
 from midstep.policies.schema import default_policy
 from midstep.protocol import environment as env
 from midstep.protocol.errors import ConfigurationError, Interrupted, RecoveryError, StateUnreadable
-from midstep.protocol.types import RestoreSource, StandbyDepth
+from midstep.protocol.types import RestoreSource
 
 SEND, UCE, RECV = 0, 1, 3
 
@@ -387,14 +386,6 @@ def test_a_script_on_an_npu_that_cannot_be_recovered_is_refused(monkeypatch: pyt
     monkeypatch.setenv("HCCL_ASYNC_ERROR_HANDLING", "1")
     with pytest.raises(ConfigurationError, match="HCCL_ASYNC_ERROR_HANDLING=1: torch-npu's watchdog"):
         processor.tft_init_processor(0, 1, enable_local_copy=False)
-
-
-def test_processes_of_such_a_script_are_built_ahead_only_where_the_policy_says_so(tmp_path: Path) -> None:
-    """No node can tell what the script does before its groups."""
-    policy = with_mindio(default_policy(), tmp_path)
-    assert job_settings(policy, "/j").standby_depth is StandbyDepth.IMPORTED
-    built = msgspec.structs.replace(policy, standby=msgspec.structs.replace(policy.standby, depth=StandbyDepth.BUILT))
-    assert job_settings(built, "/j").standby_depth is StandbyDepth.BUILT
 
 
 def test_no_process_of_mindspore_is_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
