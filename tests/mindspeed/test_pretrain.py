@@ -64,17 +64,21 @@ def assert_same_end(training: Training, calm: Saved, *, but: str = "") -> None:
     assert found <= {but}, found
 
 
+def assert_replaced_alone(training: Training, kills: Sequence[Fault], calm: Saved, *, ranks: int) -> None:
+    """Each kill cost the process of its rank and no step, and the end is that of the undisturbed training."""
+    incidents = incidents_of(training)
+    assert len(incidents) == len(kills), training.job.said()
+    for incident, (rank, *_) in zip(incidents, kills, strict=True):
+        assert_nobody_harmed(incident, {rank}, ranks=ranks)
+    assert_same_end(training, calm)
+
+
 def test_a_rank_that_is_killed_at_each_moment_of_a_step_is_replaced(start: Start, calm: Callable[..., Saved]) -> None:
     """Its process alone: the other one lives on, and no step is lost."""
     kills: list[Fault] = [(place % 2, 3 + 2 * place, moment, "kill") for place, moment in enumerate(MOMENTS[:-1])]
     layout = ("--save-interval", str(ITERATIONS - 4))
     kills.append((1, ITERATIONS - 5, "save", "kill"))
-    training = start(2, layout, kills)
-    incidents = incidents_of(training)
-    assert len(incidents) == len(kills), training.job.said()
-    for incident, (rank, *_) in zip(incidents, kills, strict=True):
-        assert_nobody_harmed(incident, {rank}, ranks=2)
-    assert_same_end(training, calm(2, layout))
+    assert_replaced_alone(start(2, layout, kills), kills, calm(2, layout), ranks=2)
 
 
 def test_a_process_that_is_built_ahead_needs_no_imports(start: Start, calm: Callable[..., Saved]) -> None:
@@ -105,12 +109,7 @@ def test_ranks_that_share_a_model_come_back_as_well(
     layout: Sequence[str], start: Start, calm: Callable[..., Saved]
 ) -> None:
     kills: list[Fault] = [(1, 5, "backward", "kill"), (2, 11, "update", "kill")]
-    training = start(4, layout, kills)
-    incidents = incidents_of(training)
-    assert len(incidents) == len(kills), training.job.said()
-    for incident, (rank, *_) in zip(incidents, kills, strict=True):
-        assert_nobody_harmed(incident, {rank}, ranks=4)
-    assert_same_end(training, calm(4, layout))
+    assert_replaced_alone(start(4, layout, kills), kills, calm(4, layout), ranks=4)
 
 
 def test_without_replicas_all_load_the_checkpoint_in_living_processes(start: Start, calm: Callable[..., Saved]) -> None:
