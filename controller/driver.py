@@ -48,7 +48,7 @@ from .journal.upkeep import JournalTrouble, Upkeep
 from .journaled import Journaled, NoticeEvent, in_runs
 from .keepalive import KeepAlive
 from .learned import Learned
-from .liveness import KeptWords, Liveness, ProgressBoard, with_single_copies
+from .liveness import KeptWords, Liveness, ProgressBoard, beats_spacing, with_single_copies
 from .metrics import Observation
 from .notifications import NoticeBook
 from .recovery.events import (
@@ -73,7 +73,6 @@ BATCH_LIMIT = 1000  # events in one transaction
 DRAIN_S = 2.0  # after the end of the job: for its last words to arrive
 NOTICES_S = 30.0  # after the end of the job: for webhooks to take what they are owed
 LONGEST_SLEEP_S = 0.5  # a quarter of a lease: signs of life come from the loop
-BEATS_SPACING_S = 0.005  # between turns that have nothing but heartbeats: those of hundreds of nodes are taken together
 DEADLINE_SPACING_S = 0.02  # a machine that names a passed deadline again does not flood the journal
 JOURNAL_PATIENCE_S = 600.0  # an unwritable journal for longer than this ends the controller
 LOOKS_IN_INTERVAL = 10  # for silent nodes: each goes through all of them, and a second has hundreds of turns
@@ -218,7 +217,8 @@ class Driver:
                 else:
                     await waiting.wait(self._longest_wait_s())
                 if self._wire.heard_only_beats:
-                    await waiting.rest(self._turned_s + BEATS_SPACING_S - self._clock.now())
+                    spacing_s = beats_spacing(len(self._machine.state.world.nodes))
+                    await waiting.rest(self._turned_s + spacing_s - self._clock.now())
 
     def stop(self, reason: str) -> None:
         """Ask the machine to end the job; asked again, at once. For signal handlers in the loop's thread."""

@@ -29,7 +29,16 @@ MOST_NODES_WORDS = 4096  # of the nodes that spoke last
 MOST_POINTS = 120  # of a value that the script reports
 QUIET_RANK_S = 10.0  # a rank that has reported nothing for so long gives its place to a higher one
 MOST_TOLD = 16  # shards of one copy: of a world on one dimension each rank has one
+# Between turns of a controller that have nothing but heartbeats: those of hundreds of nodes are taken together.
+BEATS_SPACING_S = 0.005
+BEATS_SPACING_A_NODE_S = 16e-6
+BEATS_SPACING_MOST_S = 0.02
 RESENT_S = 5.0  # after a silence of all: what was said in it has arrived by then
+
+
+def beats_spacing(nodes: int) -> float:
+    """Return how many seconds lie between two turns that have nothing but heartbeats, in a job of so many nodes."""
+    return min(BEATS_SPACING_MOST_S, max(BEATS_SPACING_S, nodes * BEATS_SPACING_A_NODE_S))
 
 
 class Hold(msgspec.Struct, frozen=True):

@@ -44,8 +44,9 @@ _NONCE_BYTES = 12
 REPLACED_REMEMBERED = 16  # earlier connections of one identity that stay unheard
 _RECONNECT_MS = 50
 _RECONNECT_MAX_MS = 200
-_HEARTBEAT_MS = 1_000
+_HEARTBEAT_MS = 2_000  # each ping and each answer costs the controller as much as a report does
 _HEARTBEAT_TIMEOUT_MS = 2_000  # for the answer
+_UNACKNOWLEDGED_MS = 2_000  # by the other machine's kernel: what an agent reports is underway most of the time
 _CONNECT_TIMEOUT_MS = 1_000  # TCP would ask again after 1, 3, 7, 15, ... s
 MAX_IPC_PATH_BYTES = 100
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -368,6 +369,7 @@ def reconnect_by_itself(socket: zmq.Socket[bytes], *, between_machines: bool) ->
     if between_machines:
         socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
 
 

@@ -268,7 +268,7 @@ class LinkUse(msgspec.Struct, frozen=True, array_like=True):
     sent_bytes: Count
 
 
-class RankProgress(msgspec.Struct, frozen=True):
+class RankProgress(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A rank's step clock, as its agent reads it from the black box. Ages are seconds before the reading."""
 
     rank: Rank

@@ -155,7 +155,7 @@ def _on_rank_joined(state: JobState, event: m.RankJoined) -> Recs:
     holder.joined_generation = event.generation
     state.ever_resilient = True
     state.history.rank_phases(state.generation, event.rank, {"join": event.join_s})
-    if state.phase is Phase.STARTING and NEWCOMERS not in state.due.incident:
+    if NEWCOMERS not in state.due.incident and state.phase is Phase.STARTING:
         await_newcomers(state)
     return None
 
@@ -166,7 +166,8 @@ def _on_rank_quiesced(state: JobState, event: m.RankQuiesced) -> Recs:
     if holder is None or event.generation != state.generation or holder.state is not RankState.QUIESCING:
         state.ignore("quiesced in another generation")
         return None
-    if state.phase is Phase.PAUSING and state.planned.before_boundary(event.report.committed):
+    pausing = state.turn.came_in is Phase.PAUSING
+    if pausing and state.planned.before_boundary(event.report.committed):
         state.ignore("quiesced before the boundary")
         return None
     state.world.take(holder, RankEvent.QUIESCED)
@@ -174,7 +175,7 @@ def _on_rank_quiesced(state: JobState, event: m.RankQuiesced) -> Recs:
     holder.committed = max(holder.committed, event.report.committed)
     state.progress.heard(event.report.committed)
     state.history.rank_phases(state.generation, event.rank, event.phases_s)
-    return [do.StoppedAtBoundary()] if state.phase is Phase.PAUSING else None
+    return [do.StoppedAtBoundary()] if pausing else None
 
 
 def _on_rank_ready(state: JobState, event: m.RankReady) -> Recs:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from midstep.controller.liveness import Liveness
+from midstep.controller.liveness import Liveness, beats_spacing
 from midstep.controller.recovery.events import HoldEnded
 from midstep.policies.schema import HeartbeatPolicy
 from midstep.protocol.messages import DeleteNode, EndJob, NodeJoined, NodeLost
@@ -199,3 +199,9 @@ def test_a_controller_that_stood_still_at_its_start_takes_no_time_to_be_found_aw
     made.judge(1000.25)
     made.judge(1003.0)
     assert run(made, 1003.0, 1007.5, talking=("b", "c")) == []
+
+
+def test_a_controller_of_more_nodes_takes_more_heartbeats_together() -> None:
+    """In a small job it hardly waits for others; in the largest, news may have to wait for a fiftieth of a second."""
+    assert beats_spacing(2) == beats_spacing(300) == 0.005
+    assert 0.005 < beats_spacing(600) < beats_spacing(1200) <= beats_spacing(100_000) == 0.02
