@@ -1,4 +1,4 @@
-"""`midstep detect`: report faults of hardware to a running job, from documents, lines, or the kernel's log."""
+"""`midstep detect`: report faults of hardware to a running job: from documents, lines, drivers, or the kernel's log."""
 
 import asyncio
 import contextlib
@@ -73,8 +73,13 @@ ASK_S = 10.0
     help="Report the Xid events that NVIDIA's driver writes to this machine's kernel log: read from there, or, with -, "
     "from lines on standard input, to their end. --node-name names the node, if it is not the host's name.",
 )
+@click.option(
+    "--npu-smi",
+    is_flag=True,
+    help="Report what `npu-smi` says of the NPUs of this machine, which is asked every 5 s. --node-name as above.",
+)
 @click.option("--lines", is_flag=True, help="Read reports from standard input, one JSON object a line, to its end.")
-@click.option("--name", metavar="NAME", help="The detector's name.  [default: files, config-maps, kernel-log or lines]")
+@click.option("--name", metavar="NAME", help="The detector's name.  [default: the source's, such as npu-smi]")
 @operator_options
 @click.option(
     "--keys",
@@ -97,6 +102,7 @@ def command(
     serials: tuple[str, ...],
     node_names: tuple[str, ...],
     kernel_log: str | None,
+    npu_smi: bool,
     lines: bool,
     name: str | None,
     controller: str | None,
@@ -112,7 +118,8 @@ def command(
     PublicFault) and ClusterD (cluster-info-*, reset-config-*), as JSON, as ConfigMaps, or mounted. docs/faults.md
     describes them, the lines, and what follows from each level.
 
-    With --kernel-log the faults are those that NVIDIA's driver writes of the GPUs of this machine.
+    With --npu-smi the faults are those of the NPUs of this machine, as the driver's own program names them; with
+    --kernel-log those that NVIDIA's driver writes of its GPUs.
 
     With --config-maps they are read from the API of Kubernetes (KUBECONFIG, or the account of a pod), which takes the
     rights to list and to watch ConfigMaps there.
@@ -125,6 +132,7 @@ def command(
     Examples:
       midstep detect --source /etc/cluster-faults
       echo '{"code": "80E01801", "node": "node1", "device": 0}' | midstep detect --lines
+      midstep detect --npu-smi --node-name $HOSTNAME=node1
       my-bmc-watcher | midstep detect demo --lines --name bmc
       journalctl --dmesg --follow --lines 0 | midstep detect --kernel-log -
 
@@ -133,7 +141,8 @@ def command(
     """
     log_to_stderr(logging.INFO, "%(asctime)s detect %(levelname)s %(message)s")
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
-    kinds = {"files": sources, "config-maps": namespaces, "kernel-log": kernel_log, "lines": lines}
+    local = {"kernel-log": kernel_log, "npu-smi": npu_smi, "lines": lines}
+    kinds: dict[str, object] = {"files": sources, "config-maps": namespaces, **local}
     chosen = name or ("files" if make_keys and not any(kinds.values()) else _kind_of_detector(kinds))
     if standby and (keys is not None or make_keys):
         raise click.UsageError("--standby goes with --controller and a token, and not with keys.")
@@ -141,7 +150,7 @@ def command(
     nodes = dict(_named_node("--serial", each, "a serial number", "2102312=node1") for each in serials)
     nodes |= dict(_named_node("--node-name", each, "a name", "worker-7=node1") for each in node_names)
     try:
-        watched = Watched(sources, nodes, signs, namespaces, kernel_log or "")
+        watched = Watched(sources, nodes, signs, namespaces, kernel_log or "", npu_smi)
         if controller is not None and keys is not None:
             sys.exit(asyncio.run(report_faults(Way(job or "", controller, keys), chosen, watched)))
         target = None if signs or make_keys else reached_from_elsewhere(job, controller, token_file)
@@ -160,13 +169,13 @@ def _kind_of_detector(given: Mapping[str, object]) -> str:
     kinds = [kind for kind, value in given.items() if value]
     if not kinds:
         raise click.UsageError(
-            "nothing to do: name a --source PATH, --config-maps NAMESPACE, --kernel-log, or --lines to read from "
-            "standard input."
+            "nothing to do: name a --source PATH, --config-maps NAMESPACE, --npu-smi, --kernel-log, or --lines to read "
+            "from standard input."
         )
     if len(kinds) > 1:
         raise click.UsageError(
-            "--source, --config-maps, --kernel-log and --lines are detectors: start one for each, with a --name of its "
-            "own."
+            "--source, --config-maps, --npu-smi, --kernel-log and --lines are detectors: start one for each, with a "
+            "--name of its own."
         )
     return kinds[0]
 
@@ -193,7 +202,7 @@ class Watched(msgspec.Struct, frozen=True):
     """The sources that a detector watches, and the nodes that documents name by a serial number or another name.
 
     `signs`: it gives signs of life on standard output. `namespaces`: those whose ConfigMaps are watched. `kernel_log`:
-    where the lines of the kernel's log are read.
+    where the lines of the kernel's log are read. `npu_smi`: the NPUs of this machine are.
     """
 
     sources: tuple[Path, ...]
@@ -201,6 +210,7 @@ class Watched(msgspec.Struct, frozen=True):
     signs: bool = False
     namespaces: tuple[str, ...] = ()
     kernel_log: str = ""
+    npu_smi: bool = False
 
 
 def _detect_elsewhere(job: JobElsewhere, watched: Watched, name: str, *, standby: bool) -> int:
@@ -278,6 +288,7 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
     from ..detectors.files import FileDetector
     from ..detectors.kernel_log import KernelLogDetector
     from ..detectors.lines import MAX_LINE_BYTES, LineDetector
+    from ..detectors.npu_smi import NpuSmiDetector
     from ..detectors.reporter import FaultReporter
     from ..protocol.discovery import Lookup, read_endpoint
 
@@ -299,9 +310,11 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
             watching = asyncio.create_task(_watch_config_maps(name, watched, reporter.tell))
             return await _while_it_lasts(watching, lasts, LEFT if way.standby else 0)
         host = socket.gethostname()
-        kernel_log = KernelLogDetector(name, watched.serials.get(host, host))
-        if watched.kernel_log == KMSG:
-            watching = asyncio.create_task(kernel_log.watch(reporter.tell))
+        node = watched.serials.get(host, host)
+        kernel_log = KernelLogDetector(name, node)
+        if watched.npu_smi or watched.kernel_log == KMSG:
+            local = NpuSmiDetector(name, node) if watched.npu_smi else kernel_log
+            watching = asyncio.create_task(local.watch(reporter.tell))
             return await _while_it_lasts(watching, lasts, LEFT if way.standby else 0)
         stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)

@@ -1,5 +1,7 @@
-"""A detector beside a job whose policy says by which names the cluster's documents mean its nodes."""
+"""A detector beside a job: it finds the names of nodes in the policy, or asks the driver of the machine."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,4 +42,45 @@ def test_a_fault_of_a_node_that_the_cluster_calls_otherwise_moves_the_ranks_of_t
     (incident,) = report["incidents"]
     assert incident["rung"] == "recover"
     assert incident["reports"][0]["node"] == "node1"
+    assert_nobody_harmed(incident, {2, 3})
+
+
+CHIPS = """\
+\tNPU ID                         Chip ID                        Chip Logic ID                  Chip Name
+\t0                              0                              0                              Ascend 910B2
+\t1                              0                              1                              Ascend 910B2
+"""
+
+
+def test_a_device_that_npu_smi_shows_at_fault_moves_the_ranks_of_its_node(start_job: StartJob, tmp_path: Path) -> None:
+    """The machine has two of them; the second one drops off its bus while the job trains."""
+    (tmp_path / "chips").write_text(CHIPS)
+    (tmp_path / "well").write_text("\tHealth Status : OK\n\tError Code : NA\n\tError Information : NA\n")
+    program, fault = tmp_path / "npu-smi", tmp_path / "fault"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'cd {tmp_path}; if [ "$2" = -m ]; then cat chips; exit; fi\n'
+        'if [ "$5" = 1 ] && [ -e fault ]; then cat fault; else cat well; fi\n'
+    )
+    program.chmod(0o755)
+    job = start_job(spares=1, policy=ROOMY, gates=(GATE,))
+    job.held_at(GATE)
+    words = [sys.executable, "-m", "midstep.cli.main", "detect", str(job.directory), "--npu-smi"]
+    paths = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    with subprocess.Popen(
+        [*words, "--node-name", f"{socket.gethostname()}=node1"], env={**os.environ, "PATH": paths}
+    ) as detector:
+        try:
+            (tmp_path / "new").write_text("\tHealth Status : Critical\n\tError Code : 40F84E00\n")
+            (tmp_path / "new").rename(fault)
+            job.until(lambda status: decided(0, status), "a decision")
+            job.open_gate(GATE)
+            report = finish(job)
+        finally:
+            detector.kill()
+
+    (incident,) = report["incidents"]
+    assert incident["rung"] == "recover"
+    (said,) = incident["reports"]
+    assert (said["code"], said["node"], said["device"], said["rank"]) == ("40F84E00", "node1", 1, 3)
     assert_nobody_harmed(incident, {2, 3})

@@ -52,3 +52,12 @@ def test_a_name_on_the_command_line_goes_before_that_of_the_policy(job: Prepared
     options = ["--source", str(job.job_directory), "--node-name", "worker-7=node0", "--serial", "99=node1"]
     assert CliRunner().invoke(detect.command, [str(job.job_directory), *options]).exit_code == 0
     assert watched[0].serials == {"worker-7": "node0", "2102312NSF10": "node0", "99": "node1"}
+
+
+def test_the_npus_of_this_machine_are_watched_on_their_own(job: PreparedJob, watched: list[Watched]) -> None:
+    options = [str(job.job_directory), "--npu-smi", "--node-name", "host=node0"]
+    assert CliRunner().invoke(detect.command, options).exit_code == 0
+    assert (watched[0].npu_smi, watched[0].kernel_log, watched[0].serials["host"]) == (True, "", "node0")
+    refused = CliRunner().invoke(detect.command, [*options, "--lines"])
+    assert "start one for each" in refused.output
+    assert refused.exit_code == 2

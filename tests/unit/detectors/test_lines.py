@@ -37,7 +37,7 @@ def test_a_time_is_in_seconds_or_milliseconds_and_never_to_come(at_s: str, meant
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
-        ([], "name a --source PATH, --config-maps NAMESPACE, --kernel-log, or --lines"),
+        ([], "name a --source PATH, --config-maps NAMESPACE, --npu-smi, --kernel-log, or --lines"),
         (["--lines", "--config-maps", "x"], "start one for each"),
         (["--lines", "--source", "x"], "start one for each"),
         (["--lines", "--keys", "x"], "--keys goes with --controller"),
