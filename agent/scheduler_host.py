@@ -5,6 +5,7 @@ seen, so a world that starts again gets another one, at another port. Within a w
 the one that exited, and MindSpore's processes register there by themselves.
 """
 
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ..protocol.messages import StartProcess
 from ..protocol.rank_logs import output_log
 from ..protocol.types import JobSpec
 from . import channel
+from .fork_server_host import Watchdog
 from .kept_process import KeptProcess
 from .warm_pool import WarmPool
 
@@ -40,6 +42,7 @@ class SchedulerHost:
         self._starts = 0  # of the scheduler in this world
         self._announcer: KeptProcess | None = None
         self._kept: KeptProcess | None = None
+        self._watchdog: Watchdog | None = None
 
     def welcome(self, job: JobSpec) -> None:
         """Take over the job's description, for which the start of a rank may have waited. A second one is ignored."""
@@ -91,9 +94,12 @@ class SchedulerHost:
             assignment = msgspec.structs.replace(self._assignment, again=self._starts > 1, announces=announces)
             output = open_log(self._log)
             try:
-                return idle.assign(assignment, (output,), kept.exited)
+                process = idle.assign(assignment, (output,), kept.exited)
             finally:
                 os.close(output)
+            if not announces:  # it has no channel by which it could be asked: only one that is stopped is found
+                self._watchdog = Watchdog(what, process, lambda: None, answer_s=math.inf)
+            return process
 
         kept = KeptProcess(what, begin, on_failed=self._on_failed, check=f"See {self._log}", done=os.EX_OK)
         kept.start()
@@ -101,10 +107,10 @@ class SchedulerHost:
 
     def _end_world(self) -> None:
         self._order, self._assignment, self._starts = None, None, 0
-        for each in (self._kept, self._announcer):
+        for each in (self._watchdog, self._kept, self._announcer):
             if each is not None:
                 each.close()
-        self._kept = self._announcer = None
+        self._watchdog = self._kept = self._announcer = None
         if self._port is not None:
             self._port.close()
             self._port = None

@@ -110,6 +110,21 @@ def test_ranks_find_the_scheduler_and_so_do_newcomers_after_it_was_killed(play: 
     play(scenario)
 
 
+def test_a_scheduler_that_is_stopped_is_replaced(play: Play, mindspore: Path) -> None:
+    """Ranks that register would wait for it, and it would say nothing."""
+
+    async def scenario(site: Any) -> None:
+        await site.agent()
+        site.welcome(SCRIPT, environment=FOR_MINDSPORE)
+        site.start(0)
+        stopped = await next_one(site, 1)
+        stopped.send_signal(signal.SIGSTOP)
+        await next_one(site, 2)
+        assert not stopped.is_running()
+
+    play(scenario)
+
+
 def test_a_world_that_starts_again_meets_at_another_scheduler(play: Play, mindspore: Path) -> None:
     """What the first one knows of is gone. The last one ends with the job."""
 
