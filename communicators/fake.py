@@ -7,11 +7,13 @@ torch-npu's own Python calls on its backend.
 """
 
 import contextlib
+import math
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -74,6 +76,14 @@ class StoreOfTask(ForwardingStore):
         if self._task.over:
             raise RuntimeError(ABORTED)
         return super()._inner
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait for keys, up to the end of the task: a client of a store that waits takes no other call."""
+        until_s = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() >= until_s:
+                raise RuntimeError(f"wait timeout after {timeout}, keys: {', '.join(keys)}")
+            time.sleep(_TICK_S)
 
 
 def unless_over(task: Task, connect: Callable[[], Any]) -> Any:

@@ -1,17 +1,22 @@
 """The fake device has the names and signatures of the real torch-npu, so what runs on it would be taken there."""
 
 import inspect
+import threading
+from datetime import timedelta
 from functools import reduce
 from typing import Any
 
 import pytest
 from tests.contract.npu.wheels import RELEASES, NotReachable, Signature, Sources, wheel
+from torch._C._distributed_c10d import TCPStore
 
-from midstep.communicators.fake import FakeHcclGroup
+from midstep.communicators.fake import FakeHcclGroup, StoreOfTask
 from midstep.devices import fake
+from midstep.devices.fake_chip import Task
 from midstep.devices.npu_calls import BACKEND_METHODS, CALLS, Call, require
 
 NEWEST = RELEASES[-1]
+PATIENCE_S = 20.0
 
 
 def found(name: str) -> Any:
@@ -43,3 +48,27 @@ def test_the_fake_has_every_call() -> None:
 @pytest.mark.parametrize("name", BACKEND_METHODS)
 def test_the_fakes_backend_has_what_torch_npu_calls_on_a_backend(name: str) -> None:
     assert callable(getattr(FakeHcclGroup, name))
+
+
+def test_a_link_up_that_is_given_up_leaves_the_store_to_the_next_one() -> None:
+    """A script has one client of its store, and a client that waits in the store takes no other call meanwhile."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False)
+    task, ended = Task(lambda _: None), list[str]()
+
+    def wait() -> None:
+        try:
+            StoreOfTask(client, task).wait(["of a rank that was killed"], timedelta(seconds=3 * PATIENCE_S))
+        except RuntimeError as error:
+            ended.append(str(error))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    next_one = threading.Timer(0.2, client.set, ("number", "1"))
+    next_one.daemon = True
+    next_one.start()
+    next_one.join(PATIENCE_S)
+    assert server.check(["number"])
+    task.finish("aborted")
+    waiting.join(PATIENCE_S)
+    assert ended == ["aborted"]
