@@ -20,6 +20,7 @@ from ..protocol.bounds import Name
 from ..protocol.compat import within
 from ..protocol.incidents import JobStatus
 from ..protocol.messages import NodeRefused, PlatformJoined
+from ..protocol.own_programs import end
 from ..protocol.token import without_token
 from .recovery.world import NodeState
 
@@ -104,9 +105,7 @@ class HookCommand:
         except TimeoutError:
             raise HookFailed(f"{self._words[0]} takes more than {self._within_s:g} s, and is killed") from None
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            await end(process)
 
     async def _communicate(self, process: asyncio.subprocess.Process, line: bytes) -> bytes:
         assert process.stdin is not None

@@ -7,7 +7,6 @@ CANN); the older tables have no physical number of a chip, and on the host the l
 """
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import msgspec
 
 from ..protocol.compat import within
 from ..protocol.errors import ConfigurationError, DocumentError
+from ..protocol.own_programs import end
 from ..protocol.types import FaultKind, detector_address
 from .documents import Document
 from .files import Snapshots
@@ -25,7 +25,6 @@ PROGRAM = "npu-smi"
 EVERY_S = 5.0
 ANSWER_S = 30.0  # a driver at fault may not answer at all
 LIST_S = 60.0
-KILLED_S = 1.0
 MOST_CHIPS = 64
 MOST_CODES = 128  # of one chip, as the driver has it
 MAX_OUTPUT_BYTES = 1 << 20
@@ -186,10 +185,7 @@ async def _output(*words: str) -> str:
             printed += more
         code = await process.wait()
     finally:
-        if process.returncode is None:
-            process.kill()
-            with contextlib.suppress(TimeoutError):  # one that waits in the driver stays
-                await within(KILLED_S, process.wait())
+        await end(process)
     text = printed.decode(errors="replace")
     if code:
         raise DocumentError("", f"`{' '.join(words)}` ended with status {code}: {plain(text) or 'it printed nothing'}")

@@ -33,7 +33,7 @@ from ..protocol.compat import within
 from ..protocol.discovery import read_endpoint
 from ..protocol.errors import MidstepError, PlatformError
 from ..protocol.keys import JobKeys
-from ..protocol.own_programs import own_program
+from ..protocol.own_programs import KILLED_S, end, own_program
 from ..protocol.types import Assertion, FaultKind, FaultLevel, FaultReport, detector_address
 from .job import PreparedJob
 from .joining import JoiningMachine
@@ -52,7 +52,6 @@ FAULT_ID = "fault-watch"
 _KEYS = "keys"
 DETECTOR_BACKOFF = Backoff(first_s=0.5)  # one that ends at once must not take a core
 SILENCE_S = 60.0  # without a sign of life; one file takes some seconds at most
-DETECTOR_KILLED_S = 5.0
 _READ_BYTES = 4096
 
 
@@ -330,7 +329,7 @@ class _FaultWatch:
         try:
             return await self._signs_of(process)
         finally:
-            await _ended(process)
+            await end(process)
 
     def _options(self) -> list[str]:
         options = [argument for source in self._job.fault_sources for argument in ("--source", str(source))]
@@ -347,7 +346,7 @@ class _FaultWatch:
                 return f"has looked at no file for {SILENCE_S:g} s"
             if not signs:
                 with contextlib.suppress(TimeoutError):
-                    await within(DETECTOR_KILLED_S, process.wait())
+                    await within(KILLED_S, process.wait())
                 return f"ended with status {process.returncode}"
             if Sign.LOOKED.encode() in signs:
                 self._report_up()
@@ -375,12 +374,3 @@ class _FaultWatch:
                 assertion=assertion,
             )
         )
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Kill a process that has not ended; one that the kernel does not let go is left to it."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        with contextlib.suppress(TimeoutError):
-            await within(DETECTOR_KILLED_S, process.wait())

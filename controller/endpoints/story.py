@@ -9,7 +9,6 @@ latest. How many are left out is counted.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from ...protocol.compat import within
+from ...protocol.own_programs import end
 from ..etcd.place import EtcdPlace
 from ..journal.reading import read_story
 from ..opening import ControllerPlace
@@ -141,9 +141,7 @@ class Storyteller:
         except TimeoutError:
             return Refused(f"to read the story takes more than {READ_S:g} s; type it where the job's journal is")
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            await end(process)
         try:
             reply: StoryReply | Refused = _decode(printed)
         except msgspec.MsgspecError:
