@@ -138,6 +138,7 @@ class Agent:
             lookup=(lambda: None) if options.endpoints else partial(read_endpoint, self._folder.parent),
         )
         self._absence = Absence(self._link, options.endpoints, self._give_up) if options.endpoints else None
+        self._has_met_one = False  # a controller
         self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._say)
         self._relay = Relay(
             router,
@@ -224,7 +225,9 @@ class Agent:
 
     def _follow(self) -> None:
         self._relay.follow(self._link.mailbox.term)
-        self._join()
+        if self._has_met_one:  # the first one gets what was posted at the start
+            self._join()
+        self._has_met_one = True
 
     def _welcome(self, job: JobSpec) -> None:
         self._settings = job.settings

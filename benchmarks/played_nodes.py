@@ -95,7 +95,7 @@ class PlayedNode:
                 context=context,
             ),
             on_command=self._obey,
-            on_new_controller=self._join,
+            on_new_controller=lambda: None,  # there is one, which hears of the node at its start
         )
         self._link.expect_ranks(setting.world_size)
         self._join()

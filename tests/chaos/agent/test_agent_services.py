@@ -19,6 +19,7 @@ from midstep.protocol.messages import (
     NodeHeartbeat,
     NodeJoined,
     ProbeProgress,
+    ProcessStarted,
     ProgressReported,
     RankFinished,
     RanksReported,
@@ -293,5 +294,9 @@ def test_an_agent_joins_with_its_store_before_anything_slow(play: Play) -> None:
         assert isinstance(joined, NodeJoined)
         assert (joined.node, joined.failure_domain, joined.processes) == ("node0", "node0", ())
         assert joined.store.port > 0
+        site.welcome(SLEEP)
+        site.start(1)
+        await site.controller.until(ProcessStarted)
+        assert len(site.controller.all(NodeJoined)) == 1  # and not once more when it heard of a controller at last
 
     play(scenario)
