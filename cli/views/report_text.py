@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.incidents import BudgetUse, ControllerPhase, ControllerStatus, Incident, JobStatus, Outcome
+from ...protocol.rank_logs import debug_log, output_log
 from ...protocol.slow_records import SlowAnswer, SlowRecord, SlowTold
 from ...protocol.time_spent import TimeSpent
-from ...protocol.types import Decision, FaultKind, FaultReport, RestoreSource
+from ...protocol.types import CONTROLLER, Decision, FaultKind, FaultReport, RestoreSource
 from ...protocol.wording import FAULT_WORDS, numbers_text, one_line, ranks_text
 from . import wording
 from .causes import ReportGroup, headline_cause, level_text, place_text, report_groups
@@ -98,9 +99,18 @@ def _cause_lines(incident: Incident) -> list[Text]:
     for group in groups[:REPORT_LINES]:
         lines.append(_report_line(group, incident.began_s))
         lines.extend(_output_lines(group.first))
+        lines.extend(_log_lines(group.first))
     if len(groups) > REPORT_LINES:
         lines.append(Text(f"... and {len(groups) - REPORT_LINES} more kinds of reports (see --json)", style="dim"))
     return lines or [Text("no fault was reported")]
+
+
+def _log_lines(report: FaultReport) -> list[Text]:
+    """Return where it is written what a process did that had no word for the controller when its time was over."""
+    if report.kind is not FaultKind.UNRESPONSIVE or report.seen_by != CONTROLLER or report.rank is None:
+        return []
+    said, threads = (log("", report.rank, report.incarnation) for log in (output_log, debug_log))
+    return [Text(f"  | where its threads stood: {threads}; what it said: {said}", style="dim")]
 
 
 def last_words_view(incident: Incident) -> list[Text]:

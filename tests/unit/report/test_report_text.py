@@ -12,7 +12,7 @@ from midstep.cli.views.incident_data import incident_json
 from midstep.cli.views.report_text import incident_view, job_view
 from midstep.cli.views.status_view import status_view
 from midstep.protocol.incidents import HoldRecord, Incident, JobStatus, RankPhase, RankStatus
-from midstep.protocol.types import Decision, FaultKind, FaultReport, Rung, SkippedRung
+from midstep.protocol.types import CONTROLLER, Decision, FaultKind, FaultReport, Rung, SkippedRung
 
 
 def plain(view: RenderableType, width: int = 100) -> str:
@@ -76,6 +76,19 @@ def test_the_last_words_of_a_process_stand_below_its_end_and_do_nothing_to_the_t
         "four",
         " [31mred [bold]",
     ]
+
+
+def test_a_process_that_did_not_stop_in_time_has_its_logs_named(status: JobStatus) -> None:
+    """It had no word for the controller; one that its agent has found stopped could write nothing."""
+    late = FaultReport(FaultKind.UNRESPONSIVE, 1.0, CONTROLLER, "rank 1 did not quiesce", rank=1, incarnation=2)
+    stopped = msgspec.structs.replace(late, seen_by="node/node-0", detail="has been stopped for 0.5 s")
+
+    def cause(report: FaultReport) -> str:
+        return " ".join(incident_text(msgspec.structs.replace(status.incidents[1], reports=(report,))).split())
+
+    named = "where its threads stood: logs/rank-1.2.debug.log; what it said: logs/rank-1.2.log"
+    assert named in cause(late)
+    assert "logs/" not in cause(stopped)
 
 
 def test_the_status_shows_the_last_words_of_the_latest_incident_only(running: JobStatus, status: JobStatus) -> None:
