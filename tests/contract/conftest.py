@@ -12,14 +12,17 @@ def _makers(item: pytest.Function) -> tuple[str, ...]:
     return (FIRST,) if marked is None else marked.args
 
 
+def _chosen(item: pytest.Function, config: pytest.Config) -> list[str]:
+    """Return the makers that a test runs on: that of `--device`, or all that need no environment of their own."""
+    device = config.getoption("--device")
+    return [name for name in _makers(item) if (name != "npu" if device is None else name == ON_DEVICE[device])]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that is marked so on the chosen maker, or on each that needs no environment of its own."""
     if "maker" not in metafunc.fixturenames or metafunc.definition.get_closest_marker("makers") is None:
         return
-    chosen = metafunc.config.getoption("--device")
-    names = [name for name in _makers(metafunc.definition) if name == ON_DEVICE.get(chosen, name)]
-    if chosen is None:
-        names = [name for name in names if name != "npu"]
+    names = _chosen(metafunc.definition, metafunc.config)
     metafunc.parametrize("maker", names, indirect=True, scope="module")
 
 
@@ -32,10 +35,8 @@ def maker(request: pytest.FixtureRequest) -> Maker:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--device npu`, leave out what says nothing of it: another run has that."""
-    if config.getoption("--device") != "npu":
-        return
+    """Leave out what the chosen makers do not have to keep: another run has that."""
     here = [each for each in items if isinstance(each, pytest.Function) and "maker" in each.fixturenames]
-    left_out = [each for each in here if "npu" not in _makers(each)]
+    left_out = [each for each in here if not _chosen(each, config)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [each for each in items if each not in left_out]
