@@ -15,6 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 # A Python with torch-npu's wheel on a CANN of ours, which c++ builds; CANN=2.7.1 for another release.
 ON_CANN := $(BIN)/python -m tests.cann.environment $(if $(CANN),--release $(CANN)) python
+# What is kept by every device and every communicator; with `--device npu` by those of torch-npu.
+CONTRACTS := tests/contract/devices tests/contract/gloo
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
@@ -157,16 +159,16 @@ suite-mindspore:
 suite-mindspeed:
 	$$($(BIN)/python -m tests.mindspeed.environment)/python -m pytest $(or $(FILES),tests/mindspeed) $(TESTS)
 
-# torch-npu's own wheel on a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
+# The contracts and jobs on torch-npu's own wheel, over a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
 # CANN=2.7.1 for another release, with its torch: 6 GB.
 suite-cann:
-	$(ON_CANN) -m pytest -m "$(or $(MARKED),not soak)" $(or $(FILES),tests/cann) $(TESTS)
+	$(ON_CANN) -m pytest -m "$(or $(MARKED),not soak)" --device npu $(or $(FILES),tests/cann $(CONTRACTS)) $(TESTS) $(NONE)
 
-# The device and the communicator on the other releases of torch-npu that these tests know, and the long job on the newest.
+# The contracts on the other releases of torch-npu that these tests know, and the long job on the newest.
 suite-cann-releases:
 	$(MAKE) --no-print-directory suite-cann MARKED=soak FILES="$(or $(FILES),tests/cann)"
-	$(MAKE) --no-print-directory suite-cann CANN=2.7.1 FILES="$(or $(FILES),tests/cann/test_device.py tests/cann/test_hccl.py tests/cann/test_groups.py)"
-	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py tests/cann/test_hccl.py)"
+	$(MAKE) --no-print-directory suite-cann CANN=2.7.1 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
+	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 
 # Contract tests and demos with the oldest, the newest and two torch between: 25 GB. VERSIONS="2.7.1" for one.
 suite-versions:

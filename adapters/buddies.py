@@ -159,7 +159,7 @@ class Buddies(Generic[Copy]):
         """Yield what makes up this rank's own piece, in the order in which `_receive` takes it."""
         device, shard = self.piece.device, self._open_own()
         header = torch.frombuffer(bytearray(shard.header), dtype=torch.uint8)
-        for part in (torch.tensor([header.numel()]), header, *shard.tensors):
+        for part in (torch.tensor([header.numel()], device="cpu"), header, *shard.tensors):
             if part.numel():
                 yield part.to(device)
 

@@ -5,9 +5,6 @@ one that serves the rendezvous store, MindSpore's scheduler, or one that writes 
 one was forked by the fork server; a cold one is a new interpreter, started while there is no fork server
 (`python -m midstep.agent.training_process AGENT_PID`). Both end when the agent ends.
 
-- The user's program exits as in a plain Python, with a bound. Communication libraries leave threads and C++ statics
-  behind on which an interpreter's exit can hang or crash, so what a user can see of an exit is done, each part with its
-  limit, and then the process ends.
 - A log that cannot be written loses lines, but never fails a step. Python raises from `print` when the file system is
   full, read-only or gone. That would be a fault of the rank, and its replacement would fail in the same way.
 - A process that is built ahead runs the script up to its train function and stops there for a rank; where the script's
@@ -17,7 +14,6 @@ one was forked by the fork server; a cold one is a new interpreter, started whil
   of processes that have ended. So each generation has a part of the store for itself, by a prefix.
 """
 
-import atexit
 import contextlib
 import errno
 import hashlib
@@ -28,7 +24,6 @@ import runpy
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -52,11 +47,10 @@ from ..protocol.rank_logs import debug_log, show_once
 from ..protocol.types import JobSettings
 from . import channel
 from .linux import await_adoption, die_with_parent, name_process
+from .process_exit import end_process
 
 ADOPTION_S = 10.0
 STDERR = 2
-THREADS_S = 2.0
-EXIT_HOOKS_S = 10.0
 WRITER_NICE = 10
 _OWN_FILES = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 # The file system refuses the data. Other errors, such as a descriptor that the script has closed, are raised.
@@ -337,46 +331,6 @@ def _stream(descriptor: int, present: object) -> io.TextIOWrapper:
         errors=wrapped.errors if wrapped is not None else "backslashreplace",
         line_buffering=True,
     )
-
-
-# --- its exit -------------------------------------------------------------------------------------------------------
-
-
-def end_process(status: int) -> NoReturn:
-    """Wait up to THREADS_S for the user's threads, run exit hooks, flush output, and exit with `status`."""
-    _await_threads()
-    bound = threading.Timer(EXIT_HOOKS_S, _give_up, (status,))
-    bound.daemon = True
-    bound.start()
-    # Python's own exit does the same under this name; there is no public one for it.
-    atexit._run_exitfuncs()
-    _flush()
-    os._exit(status)
-
-
-def _await_threads() -> None:
-    deadline = time.monotonic() + THREADS_S
-    for thread in filter(_delays_exit, threading.enumerate()):
-        thread.join(max(0.0, deadline - time.monotonic()))
-    running = [thread.name for thread in filter(_delays_exit, threading.enumerate())]
-    if running:
-        print(f"midstep: exit does not wait for the threads {', '.join(running)}", file=sys.stderr)  # noqa: T201
-
-
-def _delays_exit(thread: threading.Thread) -> bool:
-    return not thread.daemon and thread is not threading.current_thread()
-
-
-def _give_up(status: int) -> None:
-    print(f"midstep: exit hooks took longer than {EXIT_HOOKS_S} s; exiting without them", file=sys.stderr)  # noqa: T201
-    _flush()
-    os._exit(status)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed by the user, or its file system is full
-            stream.flush()
 
 
 # --- a checkpoint -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ..devices import fake as calls
-from ..devices.fake_chip import BUFFER_BYTES, BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, hold_gil, told
+from ..devices.fake_chip import BUSY, CHIP, COMMUNICATOR_S, LINK_UP_S, RETRY_FAILED, Task, buffer_bytes, hold_gil, told
 from ..protocol.types import StoreEndpoint
 from . import handshake
 from .background import Disposal
@@ -38,9 +38,9 @@ from .rendezvous import ForwardingStore
 
 BACKEND = "fake_hccl"
 OTHER_DEVICE = "HCCL function error: tensors on device {device}, communicator on device {chip}, error code is 2"
+FROM_ANY = "ProcessGroupHCCL does not support recv"
 NOT_UP = "HCCL function error: HcclCommInitRootInfoConfig, error code is 9"
 # Outside of a batch they never wait for each other, where an NPU's may (docs/npu.md).
-POINT_TO_POINT = ("send", "recv", "recv_anysource")
 PAIRED = ("send", "recv")  # each pair of ranks has a communicator of its own, built when it is first used
 ALL = -1  # stands for the communicator of all members, beside those of pairs
 _TICK_S = 0.005
@@ -175,7 +175,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         """
         with contextlib.suppress(AttributeError, RuntimeError):  # never made; no thread starts while Python ends
             self._leave_communicators()
-            CHIP.buffer_bytes -= BUFFER_BYTES * len(self.built)
+            self._give_memory()
 
     @property
     def pairs(self) -> set[int]:
@@ -188,8 +188,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         """Drop the communicator."""
         hold_gil(COMMUNICATOR_S)
         self._leave_communicators()
-        CHIP.buffer_bytes -= BUFFER_BYTES * len(self.built)
-        self.built.clear()
+        self._give_memory()
         self._resumed = 0
         CHIP.link_broken = False
 
@@ -249,6 +248,8 @@ class FakeHcclGroup(dist.ProcessGroup):
 
     def queue(self, op: str, args: Any, kwargs: Any) -> dist.Work:
         """Queue a collective, or add a send or receive to the batch that was begun."""
+        if op == "recv_anysource":
+            raise RuntimeError(told(FROM_ANY))
         self._refuse_other_device(calls.current_device())
         if self._batch is not None and op in PAIRED:
             self._batch.append(BatchedMessage(op, *args))
@@ -284,7 +285,7 @@ class FakeHcclGroup(dist.ProcessGroup):
             inner.when_done(done.set)
         else:
             work.get_future().add_done_callback(lambda _: done.set())
-        if op in POINT_TO_POINT:
+        if op in PAIRED:
             task.goes_on = True
             task.when_over(lambda: keep_leftover(inner))
             inner.when_done(lambda: task.finish(outcome(inner)))
@@ -315,8 +316,15 @@ class FakeHcclGroup(dist.ProcessGroup):
             self._comms[peer] = self._link_up(task, peer)
         if peer not in self.built:
             self.built.add(peer)
-            CHIP.buffer_bytes += BUFFER_BYTES
+            CHIP.buffer_bytes += self._buffer_bytes(peer)
         return self._comms[peer]
+
+    def _give_memory(self) -> None:
+        CHIP.buffer_bytes -= sum(map(self._buffer_bytes, self.built))
+        self.built.clear()
+
+    def _buffer_bytes(self, peer: int) -> int:
+        return buffer_bytes(self.given, pair=peer != ALL)
 
     def _places(self, peer: int) -> list[int]:
         """Return the members of the communicator of all, or of that with `peer`, by their places in the group."""

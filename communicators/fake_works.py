@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from ..devices.fake_chip import CHIP, Task, told
 from .gloo.work import FuturelessWork, Promise
+from .kept_works import keep, release
 
 PEER_GONE = "HCCL function error: HcclAllReduce, error code is 21"
 
@@ -91,10 +92,14 @@ class FakeWork(dist.Work):
         super().__init__()
         self._task = task
         self._tensors = tensors
+        keep(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the result. Raises RuntimeError with the device's text."""
-        self._task.wait(timeout.total_seconds() or None)
+        try:
+            self._task.wait(timeout.total_seconds() or None)
+        finally:
+            release(self)
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
@@ -103,6 +108,7 @@ class FakeWork(dist.Work):
 
         def settle() -> None:
             promise.settle(self.exception(), self._tensors if self._task.result is None else self._task.result)
+            release(self)
 
         self._task.when_over(settle)
         return promise.future

@@ -152,7 +152,7 @@ def train_small_step(device: torch.device, dtype: torch.dtype) -> None:
     gradients = list(torch.autograd.grad(loss, parameters))
     torch.nn.utils.get_total_norm(gradients, foreach=True)
     first, second = ([torch.zeros_like(each) for each in parameters] for _ in range(2))
-    steps = [torch.zeros(()) for _ in parameters]
+    steps = [torch.zeros((), device="cpu") for _ in parameters]
     rates: Any = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8}
     with torch.no_grad():  # not an Optimizer: its first step imports torch's compiler, as the script may just do
         adamw(parameters, gradients, first, second, [], steps, foreach=True, amsgrad=False, maximize=False, **rates)

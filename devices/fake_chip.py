@@ -37,7 +37,8 @@ BUSY = (
     "code is 7\nEJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running."
 )
 BUSY_S = 0.15  # of a device whose process was ended a moment ago; a real one takes up to 10 s
-BUFFER_BYTES = 2 * 200 * 2**20  # of the device, for a communicator: twice HCCL_BUFFSIZE as it is without a setting
+MEGABYTE = 1 << 20
+BUFFER_MB, PAIR_BUFFER_MB = 200, 20  # HCCL_BUFFSIZE and torch-npu's P2P_HCCL_BUFFSIZE, where they are not set
 STOP_S, COMMUNICATOR_S = 0.03, 0.003  # what it takes to stop the device, and to resume or drop a communicator
 _HOLDING_GIL = ctypes.PyDLL(None)  # its functions are called without giving the GIL away
 _SETTLE_S = 0.3
@@ -246,6 +247,14 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return where a tensor's storage begins and ends: torch-npu marks whole allocations."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def buffer_bytes(given: Any, *, pair: bool) -> int:
+    """Return how much of the device's memory a communicator takes: twice what the script's options say, if they do."""
+    megabytes = (given or {}).get("hccl_config", {}).get("hccl_buffer_size")
+    if megabytes is None:
+        megabytes = PAIR_BUFFER_MB if pair else BUFFER_MB
+    return 2 * int(megabytes) * MEGABYTE
 
 
 def hold_gil(seconds: float) -> None:

@@ -107,7 +107,7 @@ class NpuDevice:
         npu, device = self._library.npu, self._here()
         if self._dropped or self._queue.ended():
             raise RecoveryError(QUEUE_ENDED.format(device=device))
-        if self._not_stopped:  # and the thread that was to do it may have had nobody to tell
+        if self._not_stopped:  # a stop that was put off fails in another thread, perhaps unseen
             raise RecoveryError(self._not_stopped)
         try:
             answer = npu.check_uce_in_memory(device) if self._memory_error else NOTHING

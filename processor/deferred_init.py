@@ -50,7 +50,7 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ig
         """Give up what was put off: such parameters are not a number from now on, where their dtype has that."""
         for tensor in self._unset.values():
             if tensor.is_floating_point() or tensor.is_complex():
-                whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
                 whole.fill_(float("nan"))
         self._calls.clear()
         self._unset.clear()

@@ -50,7 +50,7 @@ class PrefaultedMemory:
         count = math.prod(shape)
         length = count * dtype.itemsize
         if self._memory is None or not count or self._used + length > self.size_bytes:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._used).view(shape)
         self._used += aligned(length)
         return tensor

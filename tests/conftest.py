@@ -18,19 +18,21 @@ def slow_tests() -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--device` has every job of the chaos tests run on one device; without it each test has its own."""
+    """`--device` has every job of the chaos tests run on one device, and every contract; else each has its own."""
     parser.addoption("--without-slow", action="store_true", help=f"leave out the tests that {SLOW.name} names")
     parser.addoption(
         "--device",
-        choices=("cpu", "fake"),
-        help="what the ranks of the chaos tests compute on. By default the CPU, and both where a test asks for both",
+        choices=("cpu", "fake", "npu"),
+        help="what the ranks of the chaos tests compute on, by default the CPU, and both where a test asks for both; "
+        "and what the contracts of devices and communicators are run on (npu: them alone, over the fake CANN)",
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Have the jobs of a run that a script has put into the background hear Ctrl-C: they inherit that it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "makers(*names): what keeps the contract (tests/contract/makers.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

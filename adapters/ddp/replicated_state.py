@@ -123,7 +123,7 @@ class ReplicatedState:
         for slot in fresh:
             tensors[slot.index] = self._room.empty(slot.shape, slot.dtype)
         filled = [
-            torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
+            torch.empty(slot.shape, dtype=slot.dtype, device="cpu") if tensor is None else tensor
             for slot, tensor in zip(slots, tensors, strict=True)
         ]
         return Shard(header, filled)

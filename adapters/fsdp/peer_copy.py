@@ -78,8 +78,9 @@ class PieceCopy(Piece):
         self._sent = {
             id(each): (gradient, gradient._version) for each in self._own if (gradient := local(each.grad)) is not None
         }
-        mask = torch.zeros(_mask_bytes(self._own), dtype=torch.uint8)
-        mask[: len(self._own)] = torch.tensor([id(each) in self._sent for each in self._own], dtype=torch.uint8)
+        mask = torch.zeros(_mask_bytes(self._own), dtype=torch.uint8, device="cpu")
+        sent = [id(each) in self._sent for each in self._own]
+        mask[: len(self._own)] = torch.tensor(sent, dtype=torch.uint8, device="cpu")
         parts = [mask.to(self.device)]
         for each in self._own:
             gradient = self._sent[id(each)][0] if id(each) in self._sent else torch.zeros_like(local(each))

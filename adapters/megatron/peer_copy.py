@@ -204,7 +204,7 @@ class HostPeerCopy(PeerCopy):
         return value.to(self.device, non_blocking=True, copy=True)
 
     def _room(self, slot: tree.TensorSlot) -> torch.Tensor:
-        return torch.empty(slot.shape, dtype=slot.dtype, pin_memory=self._pinned)
+        return torch.empty(slot.shape, dtype=slot.dtype, pin_memory=self._pinned, device=_CPU)
 
 
 def _stretches(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -229,5 +229,5 @@ def _put(entries: dict[str, Any], key: str, value: Any, *, pinned: bool) -> None
         entries[key] = value
         return
     if key not in entries:  # the first update makes the moments
-        entries[key] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
+        entries[key] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned, device=_CPU)
     entries[key].copy_(value, non_blocking=True)

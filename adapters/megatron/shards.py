@@ -74,7 +74,7 @@ class ShardParts:
                 fits = held is not None and held.is_contiguous()
                 tensors[slot.index] = held if fits else torch.empty(slot.shape, dtype=slot.dtype, device=device)
         filled = [
-            torch.empty(slot.shape, dtype=slot.dtype) if tensor is None else tensor
+            torch.empty(slot.shape, dtype=slot.dtype, device="cpu") if tensor is None else tensor
             for slot, tensor in zip(slots, tensors, strict=True)
         ]
         return Shard(header, filled)

@@ -27,7 +27,7 @@ from .values import is_mindspore
 
 ROLE = "MS_ROLE"
 HOST, PORT = "MS_SCHED_HOST", "MS_SCHED_PORT"
-SETTLED = (ROLE, HOST, "MS_SIMULATION_LEVEL")  # each says that ranks meet at a scheduler of the user's, or do not meet
+SETTLED = (ROLE, HOST, "MS_SIMULATION_LEVEL")  # with one of them set, the user runs the scheduler, or there is none
 SCHEDULER, WORKER = "MS_SCHED", "MS_WORKER"
 MCCL = "mccl"
 RECOVERY = {"MS_ENABLE_RECOVERY": "1"}

@@ -126,7 +126,7 @@ def check_groups(groups: Sequence[GlooGroup], deadline: float) -> None:
     checks = []
     for group in groups:
         if len(group.members) > 1:
-            ones = torch.ones(1)
+            ones = torch.ones(1, device="cpu")  # a script may have set another default
             checks.append((group, ones, group.start("allreduce", False, False, ([ones],))))
     for group, ones, work in checks:
         work.wait(timedelta(seconds=max(_LEAST_S, deadline - time.monotonic())))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.gloo.conftest import Ranks
+from tests.contract.makers import MAKERS
 
 from .environment import require_cann
 
@@ -24,6 +25,6 @@ def _require_cann() -> None:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     """Processes that are forked from this one, and a store."""
-    made = Ranks()
+    made = Ranks(MAKERS["npu"])
     yield made
     made.end()

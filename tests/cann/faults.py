@@ -78,6 +78,7 @@ _ACTIONS: dict[FaultAction, Callable[[], object]] = {
     FaultAction.SUSPECT_MEMORY: partial(_operator_fails, SUSPECT_MEMORY),
     FaultAction.OUT_OF_MEMORY: partial(torch.empty, MORE_THAN_THERE_IS, device="npu"),
     FaultAction.LINK_DOWN: partial(_CANN.fake_cann_fail_collective, RETRY_FAILED),
+    FaultAction.LINK_BROKEN: _CANN.fake_cann_break_link,
     FaultAction.LINK_UP_FAILS: _CANN.fake_cann_fail_link_up,
     FaultAction.REMOTE: partial(_CANN.fake_cann_fail_collective, REMOTE),
     FaultAction.HANG_COLLECTIVE: _CANN.fake_cann_hang_collective,

@@ -64,7 +64,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     storage = tensor.untyped_storage()
     size = storage.nbytes()
-    made = torch.empty(0, dtype=tensor.dtype)
+    made = torch.empty(0, dtype=tensor.dtype, device="cpu")  # whatever a script's default device is
     if size:
         memory = (ctypes.c_byte * size).from_address(storage.data_ptr())
         there = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
@@ -191,7 +191,7 @@ def _matmul_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Compute on the host what torch has no CPU kernel for, as no other device differentiates `matmul` at once."""
     found = iter(differentiate(torch.matmul, (first, second), grad, wanted))
-    return tuple(next(found) if each else torch.empty(0) for each in wanted)
+    return tuple(next(found) if each else torch.empty(0, device="cpu") for each in wanted)
 
 
 _library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -1,29 +1,30 @@
-"""The device of a process over torch-npu itself: what its calls do, as far as the fake CANN does what CANN does."""
+"""The device of a process over torch-npu itself, and the fake CANN, beside what all devices have to do.
+
+That is in tests/contract/devices, which runs here as well.
+"""
 
 # torch.npu is there once torch_npu was imported, which no type checker sees.
 # mypy: disable-error-code="attr-defined, import-not-found, unused-ignore"
 
 from __future__ import annotations
 
-import threading
 import time
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from packaging.version import Version
 
 from midstep.devices import device_named
-from midstep.devices.base import Damage
 from midstep.devices.kinds import NPU_DEFAULTS
 from midstep.devices.npu_symbols import missing
 from midstep.processor.exceptions import chain_of, classify, known_patterns
 from midstep.processor.tensor_hash import device_hashes
 from midstep.protocol.errors import RecoveryError
-from midstep.protocol.faults import FaultAction, FaultKind
+from midstep.protocol.faults import FaultKind
 
 from .releases import ASKED_SINCE, names_in
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 LINK_UP_S = 60.0
+ROUNDS = 300
 
 
 def taken() -> NpuDevice:
@@ -45,73 +47,6 @@ def taken() -> NpuDevice:
     assert isinstance(device, NpuDevice)
     device.prepare(0, dict(NPU_DEFAULTS), LINK_UP_S)
     return device
-
-
-def raised(action: FaultAction, device: NpuDevice) -> Any:
-    """Inject a fault, and return what midstep makes of the text that torch-npu raises."""
-    try:
-        device.inject(action)
-        torch.npu.synchronize()
-    except RuntimeError as error:
-        return classify(chain_of(error), known_patterns())
-    raise AssertionError(f"{action} raised nothing")
-
-
-def stop_and_go_on(rank: Rank) -> None:
-    """Wait for a device that hangs; be stopped by another thread; go on."""
-    device = taken()
-    other = torch.npu.Stream()
-    event = torch.npu.Event()
-    with torch.npu.stream(other):
-        torch.npu.current_stream().wait_event(event)
-    stopper = threading.Timer(0.3, device.stop)
-    stopper.start()
-    texts: list[str] = []
-    began_s = time.monotonic()
-    while not texts and time.monotonic() - began_s < 20:
-        try:
-            torch.ones(1000, device="npu").sum().item()
-        except RuntimeError as error:
-            texts.append(str(error))
-    stopper.join()
-    assert device.clean() is Damage.NONE
-    rank.say((texts, torch.ones(3, device="npu").sum().item()))
-
-
-def test_a_stopped_device_raises_and_works_again_once_it_is_cleaned(ranks: Ranks) -> None:
-    ranks.start(0, 1, stop_and_go_on)
-    texts, total = ranks.hear(0)
-    assert "FORCE STOP" in texts[0]
-    assert total == 3.0
-
-
-def struck(rank: Rank) -> None:
-    """Have memory damaged, in all ways; say what is raised, what is found, and which tensor it is."""
-    device = taken()
-    small, large = (torch.nn.Parameter(torch.ones(size, device="npu")) for size in (4096, 1 << 20))
-    for action in (FaultAction.MEMORY_TEMPORARY, FaultAction.MEMORY_PERSISTENT, FaultAction.SUSPECT_MEMORY):
-        found = raised(action, device)
-        if found.locate:
-            device.memory_error_raised()
-        device.stop()
-        damage = device.clean()
-        rank.say((found.kind, damage, device.corrupted([small]), device.corrupted([large])))
-        device.mark_safe([large])
-    raised(FaultAction.MEMORY_OUTSIDE, device)
-    device.memory_error_raised()
-    device.stop()
-    try:
-        device.clean()
-    except RecoveryError as error:
-        rank.say(str(error))
-
-
-def test_damaged_memory_is_found_where_it_is(ranks: Ranks) -> None:
-    ranks.start(0, 1, struck)
-    assert ranks.hear(0) == (FaultKind.MEMORY, Damage.TEMPORARY, False, False)
-    assert ranks.hear(0) == (FaultKind.MEMORY, Damage.PERSISTENT, False, True)
-    assert ranks.hear(0) == (FaultKind.MEMORY, Damage.NONE, False, False)
-    assert "outside torch's memory" in ranks.hear(0)
 
 
 def hash_there(rank: Rank) -> None:
@@ -130,21 +65,6 @@ def test_a_device_hashes_as_the_cpu_does_wherever_tensors_lie(ranks: Ranks) -> N
     found = [*ranks.hear(0), *ranks.hear(0)]
     assert len(found) == 6
     assert len({*found}) == 1
-
-
-def raise_texts(rank: Rank) -> None:
-    device = taken()
-    for action in (FaultAction.OUT_OF_MEMORY, FaultAction.MULTI_BIT):
-        if action is FaultAction.MULTI_BIT:
-            parameter = torch.nn.Parameter(torch.ones(1000, device="npu"))
-        found = raised(action, device)
-        rank.say((found.kind, found.locate, parameter.numel() if action is FaultAction.MULTI_BIT else 0))
-
-
-def test_other_errors_are_known_by_their_texts(ranks: Ranks) -> None:
-    ranks.start(0, 1, raise_texts)
-    assert ranks.hear(0) == (FaultKind.OUT_OF_MEMORY, False, 0)
-    assert ranks.hear(0) == (FaultKind.MEMORY_MULTI_BIT, True, 1000)
 
 
 def lose_the_queue(rank: Rank) -> None:
@@ -182,24 +102,25 @@ def test_a_queue_that_has_ended_is_noticed_although_torch_npu_says_nothing(ranks
     assert "queue of device 0 has ended" in text
 
 
-def draw(rank: Rank) -> None:
-    """Draw, go back, and draw again."""
-    device = taken()
-    state = device.capture_random()
-    first = torch.rand(4, device="npu").tolist()
-    device.restore_random(state)
-    again = torch.rand(4, device="npu").tolist()
-    before, after = device.now_us(), device.now_us()
-    assert before is not None
-    assert after is not None
-    rank.say((first, again, after >= before))
+def record_again(rank: Rank) -> None:
+    """Have two streams wait for events of each other, of which one is recorded again while it is waited for."""
+    taken()
+    first, second = torch.npu.Stream(), torch.npu.Stream()
+    there, back = torch.npu.Event(), torch.npu.Event()
+    for _ in range(ROUNDS):
+        there.record(first)
+        second.wait_event(there)
+        back.record(second)
+        first.wait_event(back)
+        there.record(first)
+    torch.npu.synchronize()
+    rank.say("over")
 
 
-def test_the_devices_random_numbers_and_clock(ranks: Ranks) -> None:
-    ranks.start(0, 1, draw)
-    first, again, forward = ranks.hear(0)
-    assert first == again
-    assert forward
+def test_a_stream_waits_for_an_event_as_it_was_recorded_last_by_then(ranks: Ranks) -> None:
+    """As on a device. torch-npu records an event of its own again and again, before and behind its collectives."""
+    ranks.start(0, 1, record_again)
+    assert ranks.hear(0) == "over"
 
 
 def test_the_functions_that_the_doctor_looks_for_are_there() -> None:

@@ -23,7 +23,7 @@ def sums(job: Job, rank: int) -> list[list[int]]:
     return [[int(part) for part in line.split()] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-@pytest.mark.skipif(not REGISTERS_AGAIN, reason="ranks of this MindSpore do not register again, nor end after that")
+@pytest.mark.skipif(not REGISTERS_AGAIN, reason="ranks of this MindSpore do not register again")
 @pytest.mark.timeout(700)
 def test_its_own_collectives_work_and_outlive_a_scheduler_that_is_killed(tmp_path: Path) -> None:
     """The next one serves the same place, all ranks register there, nothing is replaced; it ends with the job."""
@@ -55,3 +55,19 @@ def test_its_own_collectives_work_and_outlive_a_scheduler_that_is_killed(tmp_pat
             **{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank), "MS_WORKER_NUM": str(RANKS), "MS_ENABLE_RECOVERY": "1"},
             **{"RANK_ID": str(rank), "RANK_SIZE": str(RANKS), "DEVICE_ID": str(rank)},
         }
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_end_while_no_scheduler_is_there_end(tmp_path: Path) -> None:
+    """MindSpore signs off at exit, waits for the scheduler without a limit, and lets no thread of Python run."""
+    (tmp_path / "job" / "records").mkdir(parents=True)
+    gate = tmp_path / "job" / "records" / f"gate.{GATE}"
+    gate.touch()
+    options = ["--mindio", "--env", "MINDIO_FOR_MINDSPORE=1"]
+    job = Job(tmp_path / "job", options=options, script=SCRIPT, arguments=[str(STEPS)])
+    until(lambda: all(len(sums(job, rank)) > GATE for rank in range(RANKS)), "the first steps")
+    [scheduler] = schedulers(job)
+    scheduler.kill()
+    gate.unlink()
+    assert job.finish() == []
+    assert all(len(sums(job, rank)) == STEPS for rank in range(RANKS))

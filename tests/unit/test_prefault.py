@@ -43,6 +43,15 @@ def test_what_does_not_fit_is_taken_from_elsewhere() -> None:
     assert (first == 1).all()
 
 
+def test_what_does_not_fit_is_host_memory_whatever_a_scripts_default_device_is() -> None:
+    torch.set_default_device("meta")
+    try:
+        tensor = PrefaultedMemory(0).empty((4,), torch.float32)
+    finally:
+        torch.set_default_device(None)
+    assert tensor.device.type == "cpu"
+
+
 @pytest.mark.parametrize("size", [0, 1000])
 def test_little_memory_comes_as_ever(size: int) -> None:
     room = PrefaultedMemory(size)

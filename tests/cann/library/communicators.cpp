@@ -133,6 +133,7 @@ HcclResult HcclCommDestroy(HcclComm handle) {
   Inside here;
   std::lock_guard<std::mutex> held(guard);
   fake::log("communicator destroyed");
+  fake::mend_link();
   all.erase(handle);  // its links close when the work that uses them is over
   return HCCL_SUCCESS;
 }

@@ -108,6 +108,7 @@ aclError aclrtGetPrimaryCtxState(int32_t, uint32_t *, int32_t *active) {
 }
 
 aclError aclrtDeviceTaskAbort(int32_t device, uint32_t) {
+  if (fake::device_lost()) return fake::fail(ACL_ERROR_RT_LOST_HEARTBEAT);
   double began_s = fake::now_s();
   fake::abort_streams();
   fake::log("device %d aborted in %.3f s", device, fake::now_s() - began_s);

@@ -29,6 +29,9 @@ aclError enqueue(aclrtStream stream, Work work);
 bool interrupted(uint64_t aborts);
 uint64_t abort_count();
 
+// Whether the driver hears nothing of the device any more: nothing that is done in this process changes that.
+bool device_lost();
+
 // Abort what is queued and what runs, on all streams, and wait until nothing runs any more.
 void abort_streams();
 // What an abort ends, too, while the streams are being aborted.
@@ -49,6 +52,7 @@ aclError next_collective_fault();    // of the next collective on the device
 int next_call_fault();               // what the next call returns at once
 bool next_collective_hangs();
 bool next_link_up_fails();
+void mend_link();  // a communicator is destroyed, to be built again
 
 inline double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -94,6 +94,22 @@ bool all_idle() {
 }
 bool over(const Event &event) { return event.done >= event.asked || event.aborts != aborts; }
 
+// Whether a stream has come to where an event was recorded last when this was made: later records are none of its business.
+class Record {
+ public:
+  explicit Record(std::shared_ptr<Event> event) : event_(std::move(event)), number_(event_->asked), aborts_(event_->aborts) {}
+  bool over() const { return event_->done >= number_ || aborts_ != aborts; }
+
+ private:
+  std::shared_ptr<Event> event_;
+  uint64_t number_, aborts_;
+};
+
+Record last_record(aclrtEvent handle) {
+  std::lock_guard<std::mutex> held(fake::lock());
+  return Record(*static_cast<std::shared_ptr<Event> *>(handle));
+}
+
 }  // namespace
 
 namespace fake {
@@ -134,6 +150,11 @@ uint64_t abort_count() {
 }
 
 void on_abort(std::function<void()> call) { abort_calls.push_back(std::move(call)); }
+
+bool device_lost() {
+  std::lock_guard<std::mutex> held(lock());
+  return failed == ACL_ERROR_RT_LOST_HEARTBEAT;
+}
 
 void abort_streams() {
   std::unique_lock<std::mutex> held(lock());
@@ -232,18 +253,18 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream) {
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
 
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent handle) {
-  auto event = *static_cast<std::shared_ptr<Event> *>(handle);
-  return fake::enqueue(stream, [event](uint64_t before) {
+  Record record = last_record(handle);
+  return fake::enqueue(stream, [record](uint64_t before) {
     std::unique_lock<std::mutex> held(fake::lock());
-    fake::changed().wait(held, [&] { return aborts != before || failed != ACL_SUCCESS || over(*event); });
+    fake::changed().wait(held, [&] { return aborts != before || failed != ACL_SUCCESS || record.over(); });
     return ACL_SUCCESS;
   });
 }
 
 aclError aclrtSynchronizeEvent(aclrtEvent handle) {
-  auto event = *static_cast<std::shared_ptr<Event> *>(handle);
+  Record record = last_record(handle);
   std::unique_lock<std::mutex> held(fake::lock());
-  return await(held, [&] { return over(*event); }, -1);
+  return await(held, [&] { return record.over(); }, -1);
 }
 
 aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus *status) {

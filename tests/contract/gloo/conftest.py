@@ -1,4 +1,4 @@
-"""Real ranks for the tests of the gloo communicator: forked processes, and a store that none of them can take down."""
+"""Real ranks for the tests of communicators: forked processes, and a store that none of them can take down."""
 
 import multiprocessing
 import os
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # the first optimizer would import it in every rank
+from tests.contract.makers import MAKERS, Maker
 from torch._C._distributed_c10d import TCPStore
 
 from midstep.communicators.base import Communicator
@@ -25,10 +26,11 @@ _FORK = multiprocessing.get_context("fork")
 class Rank:
     """A rank, as its own process sees it."""
 
-    def __init__(self, number: int, world_size: int, store: Rendezvous, line: Connection) -> None:
+    def __init__(self, number: int, world_size: int, store: Rendezvous, line: Connection, maker: Maker) -> None:
         self.number = number
         self.world_size = world_size
         self.store = store
+        self.maker = maker
         self._line = line
 
     def say(self, word: Any) -> None:
@@ -39,7 +41,7 @@ class Rank:
         return self._line.recv()
 
     def join(self, generation: int = 0, *, connected: bool = True, collective_s: float = 20.0) -> GlooCommunicator:
-        """Make the communicator and the default group."""
+        """Make gloo's communicator and the default group."""
         communicator = GlooCommunicator()
         self.init(communicator, generation, connected=connected, collective_s=collective_s)
         return communicator
@@ -64,7 +66,8 @@ Program = Callable[[Rank], None]
 class Ranks:
     """The ranks of one test, as the test sees them."""
 
-    def __init__(self) -> None:
+    def __init__(self, maker: Maker = MAKERS["gloo"]) -> None:
+        self.maker = maker
         self._lines: dict[int, Connection] = {}
         self._processes: dict[int, Any] = {}
         self._everything: list[Any] = []
@@ -81,7 +84,7 @@ class Ranks:
     def start(self, number: int, world_size: int, program: Program) -> None:
         """Have a new process hold rank `number`."""
         line, theirs = _FORK.Pipe()
-        self._processes[number] = self._fork(_run, program, Rank(number, world_size, self.store, theirs))
+        self._processes[number] = self._fork(_run, program, Rank(number, world_size, self.store, theirs, self.maker))
         theirs.close()
         self._lines[number] = line
 
@@ -128,6 +131,8 @@ def _serve_store(line: Connection) -> None:
 def _run(program: Program, rank: Rank) -> None:
     torch.set_num_threads(1)
     try:
+        if rank.maker.torch_device != "cpu":
+            torch.set_default_device(rank.maker.torch_device)
         program(rank)
     except BaseException:
         rank._line.send(("raised", traceback.format_exc()))
@@ -135,14 +140,16 @@ def _run(program: Program, rank: Rank) -> None:
 
 
 @pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    made = Ranks()
+def ranks(maker: Maker) -> Iterator[Ranks]:
+    """Ranks that have what the maker makes."""
+    made = Ranks(maker)
     yield made
     made.end()
 
 
 @pytest.fixture(scope="module")
-def module_ranks() -> Iterator[Ranks]:
-    made = Ranks()
+def module_ranks(maker: Maker) -> Iterator[Ranks]:
+    """The same for all tests of a module."""
+    made = Ranks(maker)
     yield made
     made.end()

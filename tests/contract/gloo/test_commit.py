@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.contract.makers import Setup
 
 from midstep.protocol.errors import CommunicatorError
 
@@ -18,7 +19,8 @@ WORLD = 4
 SHIFT = 2
 FATAL_STEP = 20
 POINTS = ("before the swap", "between swap and barrier", "before the commit", "after the commit")
-LINK_UP_S = 20.0
+
+pytestmark = [pytest.mark.makers("gloo", "fake", "npu"), pytest.mark.timeout(300)]
 
 
 class Ledgers:
@@ -42,7 +44,8 @@ class Ledgers:
 
 
 def step_by_step(rank: Rank, ledgers: Ledgers, victim: int, point: str) -> None:
-    communicator = rank.join()
+    setup = Setup(rank)
+    communicator = setup.communicator
 
     def pass_by(here: str) -> None:
         if (rank.number, step, here) == (victim, FATAL_STEP, point):
@@ -65,14 +68,16 @@ def step_by_step(rank: Rank, ledgers: Ledgers, victim: int, point: str) -> None:
             pass_by("after the commit")
     except CommunicatorError:
         rank.say(("stopped", communicator.failed is not None))
-    communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
+    setup.stop_and_clean()
+    communicator.reconnect(rank.hear(), rank.store, setup.maker.link_up_s)
     rank.say(communicator.swap(b"again", (rank.number + SHIFT) % WORLD, (rank.number - SHIFT) % WORLD))
     rank.hear()
 
 
 def join_late(rank: Rank) -> None:
-    communicator = rank.join(connected=False)
-    communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
+    setup = Setup(rank, connected=False)
+    communicator = setup.communicator
+    communicator.reconnect(rank.hear(), rank.store, setup.maker.link_up_s)
     rank.say(communicator.swap(b"again", (rank.number + SHIFT) % WORLD, (rank.number - SHIFT) % WORLD))
     rank.hear()
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from packaging.version import Version
+from tests.contract.makers import Setup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -122,7 +123,8 @@ def test_a_model_whose_backward_pass_was_interrupted_is_wrapped_anew_and_gives_t
 
 def build_unconnected(rank: Rank) -> None:
     """Make everything that a newcomer may make before it can talk to anybody."""
-    communicator = rank.join(connected=False)
+    setup = Setup(rank, connected=False)
+    communicator = setup.communicator
     group = dist.new_group([0, 1])
     tensor = torch.full((4,), float(rank.number))
     dist.all_reduce(tensor, group=group)
@@ -137,11 +139,12 @@ def build_unconnected(rank: Rank) -> None:
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     rank.say((tensor.tolist(), everybody, part.tolist(), work.is_completed(), communicator.failed))
-    communicator.reconnect(1, rank.store, LINK_UP_S)
+    communicator.reconnect(1, rank.store, setup.maker.link_up_s)
     dist.all_reduce(tensor, group=group)
     rank.say(tensor.tolist())
 
 
+@pytest.mark.makers("gloo", "fake", "npu")
 def test_an_unconnected_rank_gets_back_what_it_put_in(ranks: Ranks) -> None:
     ranks.start(1, WORLD, build_unconnected)
     assert ranks.hear(1) == ([1.0] * 4, [1, 1], [1.0, 1.0], True, None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.contract.makers import Setup
 from torch.nn.parallel import DistributedDataParallel
 
 from midstep.protocol.errors import CommunicatorAborted, CommunicatorError, CommunicatorFailed, LinkUpFailed
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 WORLD = 4
 VICTIM = 3
+ON_ALL = pytest.mark.makers("gloo", "fake", "npu")
 LINK_UP_S = 20.0
 CYCLES = 30
 
@@ -136,10 +138,11 @@ def test_a_killed_rank_is_replaced_thirty_times_and_nothing_piles_up(ranks: Rank
 
 
 def miss_one(rank: Rank) -> None:
-    communicator = rank.join()
+    setup = Setup(rank)
+    communicator = setup.communicator
     while True:
         generation, link_up_s = rank.hear()
-        communicator.abort("the test said so")
+        setup.stop_and_clean()
         began = time.monotonic()
         try:
             communicator.reconnect(generation, rank.store, link_up_s)
@@ -150,6 +153,7 @@ def miss_one(rank: Rank) -> None:
         rank.say((time.monotonic() - began, "up", communicator.failed))
 
 
+@ON_ALL
 def test_a_missing_rank_is_named_within_the_deadline_and_the_next_generation_works(ranks: Ranks) -> None:
     ranks.start_all(3, miss_one)
     link_up_s = 8.0  # a tenth of it has to suffice for finding out which rank it is, also on busy cores
@@ -164,14 +168,15 @@ def test_a_missing_rank_is_named_within_the_deadline_and_the_next_generation_wor
 
 
 def abort_while_connecting(rank: Rank) -> None:
-    communicator = rank.join()
+    setup = Setup(rank)
+    communicator = setup.communicator
     rank.hear()
     if rank.number == 0:
         began: list[float] = []
 
         def abort() -> None:
             began.append(time.monotonic())
-            communicator.abort("enough")
+            setup.stop("enough")
 
         timer = threading.Timer(0.3, abort)
         timer.start()
@@ -180,6 +185,7 @@ def abort_while_connecting(rank: Rank) -> None:
         except CommunicatorAborted as error:
             rank.say((time.monotonic() - began[0], str(error)))
         timer.join()
+        setup.device.clean()
         rank.hear()
     communicator.reconnect(2, rank.store, LINK_UP_S)
     ones = torch.ones(1)
@@ -188,6 +194,7 @@ def abort_while_connecting(rank: Rank) -> None:
     rank.hear()
 
 
+@ON_ALL
 def test_an_abort_ends_a_reconnect_and_the_next_generation_works(ranks: Ranks) -> None:
     ranks.start_all(2, abort_while_connecting)
     ranks.say("go", 0)
@@ -222,7 +229,8 @@ def test_a_rank_that_dies_between_meeting_and_connecting_holds_nobody_up(ranks: 
 
 
 def make_groups_in_the_loop(rank: Rank, *, newcomer: bool) -> None:
-    communicator = rank.join(connected=not newcomer)
+    setup = Setup(rank, connected=not newcomer)
+    communicator = setup.communicator
     generation = 0
     if newcomer:
         generation = rank.hear()
@@ -242,10 +250,11 @@ def make_groups_in_the_loop(rank: Rank, *, newcomer: bool) -> None:
         rank.say(len(orphans))
         earlier.extend(groups)
         generation = rank.hear()
-        communicator.abort("a peer died")
+        setup.stop_and_clean()
         communicator.reconnect(generation, rank.store, LINK_UP_S)
 
 
+@ON_ALL
 def test_groups_that_a_newcomer_lacks_are_refused_and_new_ones_work(ranks: Ranks) -> None:
     ranks.start_all(2, lambda rank: make_groups_in_the_loop(rank, newcomer=False))
     assert ranks.hear_all() == [0, 0]

@@ -1,4 +1,4 @@
-"""Every collective that torch offers over gloo gives, through the communicator, what plain gloo gives."""
+"""Every collective that torch offers over gloo gives, through a communicator, what plain gloo gives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from tests.contract.makers import MAKERS, DeviceMaker, Maker, Setup
 from torch.distributed import distributed_c10d as c10d
 
 if TYPE_CHECKING:
     from tests.contract.gloo.conftest import Rank, Ranks
 
 WORLD = 3
-LACKS = "does not support"  # reduce_scatter, for one, before torch 2.8
+LACKS = ("Gloo does not support", "gloo does not support")  # reduce_scatter, for one, before torch 2.8
 Result = list[Any]
+
+pytestmark = [pytest.mark.makers("gloo", "fake", "npu"), pytest.mark.timeout(300)]
 
 
 def own(rank: int, length: int = 6) -> torch.Tensor:
@@ -48,7 +51,14 @@ def all_reduce_async(rank: int) -> Result:
     for work in works:
         assert work is not None
         work.wait()
-    return [*tensors, *[work is not None and work.is_completed() for work in works]]
+    return [*tensors]
+
+
+def is_over(rank: int) -> Result:
+    work = dist.all_reduce(own(rank), async_op=True)
+    assert work is not None
+    work.wait()
+    return [work.is_completed()]
 
 
 def all_reduce_future(rank: int) -> Result:
@@ -289,6 +299,7 @@ OPS: tuple[Callable[[int], Result], ...] = (
     all_reduce,
     all_reduce_of_integers,
     all_reduce_async,
+    is_over,
     all_reduce_future,
     all_reduce_of_nothing,
     wait_with_timeout,
@@ -318,12 +329,18 @@ OPS: tuple[Callable[[int], Result], ...] = (
 )
 
 
+PLAIN, OURS = "plain gloo", "through the communicator"
+
+
 def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def run_all(rank: Rank) -> None:
     for op in OPS:
+        if op.__name__ in rank.maker.lacks:
+            rank.say(None)
+            continue
         try:
             answer: Any = [plain(value) for value in op(rank.number)]
         except Exception as error:
@@ -333,20 +350,22 @@ def run_all(rank: Rank) -> None:
 
 
 def with_plain_gloo(rank: Rank) -> None:
+    rank.maker = MAKERS["gloo"]
+    torch.set_default_device(None)
     store = dist.TCPStore(rank.store.host, rank.store.port, is_master=False)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank.number, world_size=WORLD)
     run_all(rank)
 
 
 def with_communicator(rank: Rank) -> None:
-    rank.join()
+    Setup(rank)
     run_all(rank)
 
 
 @pytest.fixture(scope="module")
 def answers(module_ranks: Ranks) -> dict[str, list[list[Any]]]:
     found = {}
-    for name, program in (("gloo", with_plain_gloo), ("midstep_gloo", with_communicator)):
+    for name, program in ((PLAIN, with_plain_gloo), (OURS, with_communicator)):
         module_ranks.start_all(WORLD, program)
         found[name] = [module_ranks.hear_all() for _ in OPS]
         module_ranks.say("end")
@@ -354,9 +373,71 @@ def answers(module_ranks: Ranks) -> dict[str, list[list[Any]]]:
 
 
 @pytest.mark.parametrize("index", range(len(OPS)), ids=[op.__name__ for op in OPS])
-def test_a_collective_gives_what_plain_gloo_gives(answers: dict[str, list[list[Any]]], index: int) -> None:
-    lacking = [answer for answer in answers["gloo"][index] if isinstance(answer, str) and LACKS in answer]
-    if lacking and OPS[index] is in_a_group_of_one:  # of which midstep does all by itself
+def test_a_collective_gives_what_plain_gloo_gives(
+    answers: dict[str, list[list[Any]]], maker: Maker, index: int
+) -> None:
+    if OPS[index].__name__ in maker.lacks:
+        pytest.skip(maker.lacks[OPS[index].__name__])
+    lacking = [answer for answer in answers[PLAIN][index] if any(words in str(answer) for words in LACKS)]
+    more = OPS[index] is in_a_group_of_one or isinstance(maker, DeviceMaker)
+    if lacking and more:  # midstep does all of a group of one by itself, and HCCL has collectives that gloo lacks
         pytest.skip(f"torch {torch.__version__}: {lacking[0]}")
-    assert answers["midstep_gloo"][index] == answers["gloo"][index]
-    assert any(answer for answer in answers["gloo"][index])
+    assert answers[OURS][index] == answers[PLAIN][index]
+    assert any(answer for answer in answers[PLAIN][index])
+
+
+def receive_from_any(rank: Rank) -> None:
+    setup = Setup(rank)
+    try:
+        dist.recv(torch.empty(6))
+    except RuntimeError as error:
+        rank.say(str(error))
+    setup.check()
+    rank.say("checked")
+
+
+@pytest.mark.makers("fake", "npu")
+def test_a_receive_from_any_rank_is_refused_on_a_device_and_leaves_the_links_up(ranks: Ranks) -> None:
+    ranks.start_all(WORLD, receive_from_any)
+    assert all("does not support recv" in text for text in ranks.hear_all())
+    assert ranks.hear_all() == ["checked"] * WORLD
+
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+
+
+def in_every_kind(rank: Rank) -> None:
+    """Do the collectives that frameworks do on devices, in every kind of number that they have there."""
+    Setup(rank)
+    before, after = (rank.number - 1) % WORLD, (rank.number + 1) % WORLD
+    for kind in KINDS:
+        given = torch.full((2,), rank.number + 1).to(kind)
+        dist.broadcast(given, 1)
+        assert given.tolist() == [2, 2]
+        parts = [torch.zeros(2, dtype=kind) for _ in range(WORLD)]
+        dist.all_gather(parts, torch.full((2,), rank.number).to(kind))
+        assert [each.tolist() for each in parts] == [[0, 0], [1, 1], [2, 2]]
+        out = torch.zeros(WORLD, dtype=kind)
+        dist.all_to_all_single(out, torch.full((WORLD,), rank.number).to(kind))
+        assert out.tolist() == [0, 1, 2]
+        taken = torch.zeros(2, dtype=kind)
+        batch = [dist.P2POp(dist.isend, given + rank.number, after), dist.P2POp(dist.irecv, taken, before)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert taken.tolist() == [2 + before] * 2
+        if kind == torch.uint8:
+            continue
+        total = torch.full((2,), rank.number + 1).to(kind)
+        dist.all_reduce(total)
+        assert total.tolist() == [6, 6]
+        part = torch.zeros(2, dtype=kind)
+        dist.reduce_scatter_tensor(part, torch.arange(2 * WORLD).to(kind))
+        assert part.tolist() == [3 * 2 * rank.number, 3 * (2 * rank.number + 1)]
+    rank.say("done")
+    rank.hear()
+
+
+def test_collectives_take_every_kind_of_number_that_models_have(ranks: Ranks) -> None:
+    """HCCL adds up no uint8."""
+    ranks.start_all(WORLD, in_every_kind)
+    assert ranks.hear_all() == ["done"] * WORLD

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from tests.contract.makers import Setup
 from torch._C import _distributed_c10d
 
-from midstep.communicators.fake import fake_communicator
-from midstep.devices import device_named
 from midstep.protocol.errors import UnsupportedCollective
 
 if TYPE_CHECKING:
@@ -73,26 +73,37 @@ def test_a_group_that_is_asked_for_on_gloo_is_reconnected_with_the_others(ranks:
     assert ranks.hear_all() == [4.0] * WORLD
 
 
+def elsewhere_by_default(rank: Rank) -> None:
+    torch.set_default_device("meta")
+    communicator = rank.join()
+    communicator.abort("a rank is lost")
+    communicator.reconnect(rank.hear(), rank.store, LINK_UP_S)
+    total = torch.ones(1, device="cpu")
+    dist.all_reduce(total)
+    rank.say(total.item())
+
+
+def test_a_scripts_default_device_is_not_where_links_are_checked(ranks: Ranks) -> None:
+    """Gloo takes tensors of the host, whatever `torch.set_default_device` says."""
+    ranks.start_all(WORLD, elsewhere_by_default)
+    ranks.say(1)
+    assert ranks.hear_all() == [2.0] * WORLD
+
+
 def beside_a_device(rank: Rank) -> None:
-    device = device_named("fake")
-    device.prepare(rank.number, {"HCCL_ASYNC_ERROR_HANDLING": "0"}, LINK_UP_S)
-    communicator = fake_communicator()
-    rank.init(communicator)
-    whole, total = dist.new_group(backend="gloo"), torch.ones(1)
+    setup = Setup(rank)
+    whole, total = dist.new_group(backend="gloo"), torch.ones(1, device="cpu")
     dist.all_reduce(total, group=whole)
     rank.say((total.item(), dist.get_backend(whole)))
-    communicator.abort("a rank is lost")
-    device.stop()
-    device.clean()
-    rank.hear()
-    communicator.reconnect(1, rank.store, LINK_UP_S)
-    device.rebuilt()
+    setup.stop_and_clean()
+    setup.reconnect()
     dist.all_reduce(total, group=whole)
     rank.say(total.item())
 
 
+@pytest.mark.makers("fake", "npu")
 def test_a_job_on_a_device_has_groups_on_gloo_for_what_is_in_host_memory(ranks: Ranks) -> None:
     ranks.start_all(WORLD, beside_a_device)
     assert ranks.hear_all() == [(2.0, "midstep_gloo")] * WORLD
-    ranks.say("go on")
+    ranks.say(1)
     assert ranks.hear_all() == [4.0] * WORLD
