@@ -13,7 +13,7 @@ import torch
 
 from ..chaos.jobs import ROOMY, Job
 from ..chaos.losing import closing
-from .environment import SUITE, VARIABLES, checkouts, missing, put_together
+from .environment import SUITE, VARIABLES, checkouts, missing, put_together, release_of
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600.0
@@ -33,6 +33,10 @@ class Programs(NamedTuple):
 
     program: Path
     mindspeed: Path
+
+    def has(self, module: str) -> bool:
+        """Return whether there is this module of its high availability: releases differ in them."""
+        return (self.program / "mindspeed_llm" / "core" / "high_availability" / f"{module}.py").is_file()
 
 
 class Training(NamedTuple):
@@ -95,10 +99,10 @@ def _mindspeed() -> None:
     SUITE.require()
 
 
-@pytest.fixture(scope="session", params=range(len(checkouts())))
+@pytest.fixture(scope="session", params=checkouts(), ids=lambda each: release_of(each[0]))
 def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """Each of the checkouts that are named."""
-    program, mindspeed = checkouts()[request.param]
+    program, mindspeed = request.param
     return Programs(put_together(program, tmp_path_factory.mktemp("programs") / program.name), mindspeed)
 
 
