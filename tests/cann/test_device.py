@@ -25,9 +25,12 @@ from midstep.processor.tensor_hash import device_hashes
 from midstep.protocol.errors import RecoveryError
 from midstep.protocol.faults import FaultAction, FaultKind
 
+from . import fused
 from .releases import ASKED_SINCE, names_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.contract.gloo.conftest import Rank, Ranks
 
     from midstep.devices.npu import NpuDevice
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 LINK_UP_S = 60.0
+COPIED = 1 << 26
 
 
 def taken() -> NpuDevice:
@@ -83,6 +87,49 @@ def test_a_stopped_device_raises_and_works_again_once_it_is_cleaned(ranks: Ranks
     texts, total = ranks.hear(0)
     assert "FORCE STOP" in texts[0]
     assert total == 3.0
+
+
+def record_again_behind_the_wait(rank: Rank) -> None:
+    """Have a stream wait for another one, and record the same event once more, behind the wait."""
+    taken()
+    first, second, event = torch.npu.Stream(), torch.npu.Stream(), torch.npu.Event()
+    large = torch.ones(COPIED, device="npu")
+    with torch.npu.stream(first):
+        copied = torch.empty_like(large).copy_(large, non_blocking=True)  # takes longer than the lines below
+    event.record(first)
+    second.wait_event(event)
+    event.record(second)
+    second.synchronize()
+    rank.say(copied[-1].item())
+
+
+def test_a_stream_waits_for_the_last_record_before_it_asked(ranks: Ranks) -> None:
+    """Not for a later one: ProcessGroupHCCL records its events again and again."""
+    ranks.start(0, 1, record_again_behind_the_wait)
+    assert ranks.hear(0) == 1.0
+
+
+def differentiate_fused(rank: Rank) -> None:
+    """Say how far fused operators, and their gradients, are from their formulas, differentiated by torch."""
+    taken()
+    calls: list[tuple[Any, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
+        (torch.ops.npu.npu_swiglu, fused.swiglu, ((5, 8),)),
+        (lambda *each: torch.ops.npu.npu_rms_norm(*each)[0], lambda *each: fused.rms_norm(*each)[0], ((2, 5, 8), (8,))),
+        (torch.ops.npu.npu_rotary_mul, fused.rotary_mul, ((5, 2, 3, 8), (5, 1, 1, 8), (5, 1, 1, 8))),
+    ]
+    for on_device, on_host, shapes in calls:
+        host = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        device = [each.detach().to("npu").requires_grad_() for each in host]
+        results = on_host(*host), on_device(*device)
+        for result in results:
+            result.square().sum().backward()
+        pairs = [results, *((each.grad, other.grad) for each, other in zip(host, device, strict=True))]
+        rank.say(max(float((one - other.cpu()).abs().max()) for one, other in pairs))
+
+
+def test_fused_operators_have_the_gradients_of_their_formulas(ranks: Ranks) -> None:
+    ranks.start(0, 1, differentiate_fused)
+    assert max(ranks.hear(0) for _ in range(3)) < 1e-4
 
 
 def struck(rank: Rank) -> None:

@@ -233,9 +233,15 @@ aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return ACL_SUCCESS; }
 
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent handle) {
   auto event = *static_cast<std::shared_ptr<Event> *>(handle);
-  return fake::enqueue(stream, [event](uint64_t before) {
+  uint64_t awaited;  // this record, and none that comes later, perhaps behind the wait
+  {
+    std::lock_guard<std::mutex> held(fake::lock());
+    awaited = event->aborts == aborts ? event->asked : 0;
+  }
+  return fake::enqueue(stream, [event, awaited](uint64_t before) {
     std::unique_lock<std::mutex> held(fake::lock());
-    fake::changed().wait(held, [&] { return aborts != before || failed != ACL_SUCCESS || over(*event); });
+    auto come = [&] { return aborts != before || failed != ACL_SUCCESS || event->done >= awaited; };
+    fake::changed().wait(held, come);
     return ACL_SUCCESS;
   });
 }
