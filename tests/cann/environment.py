@@ -54,18 +54,23 @@ def require_cann() -> None:
     pytest.skip(reason)
 
 
-def make(release: Release = RELEASES[0]) -> Path:
-    """Make the environment of a release, or take the one that is there; return its folder. Raises NotHere."""
+def make(release: Release = RELEASES[0], below: Path | None = None) -> Path:
+    """Make the environment of a release, or take the one that is there; return its folder. Raises NotHere.
+
+    `below`: the Python of an environment with torch, and more, to make it upon.
+    """
     compiler = shutil.which("c++")
     if compiler is None:
         raise NotHere("there is no C++ compiler (c++) on the path")
     folder = ROOT / ".versions"
-    python = Path(sys.executable) if release.below is None else make_below(release.below, folder).bin / "python"
+    python = below
+    if python is None:
+        python = Path(sys.executable) if release.below is None else make_below(release.below, folder).bin / "python"
     torch, site = _asked(python, _TORCH_VERSION, _PACKAGES)
     torch = torch.partition("+")[0]
     if torch != release.torch:
         raise NotHere(f"torch-npu {release.version} is for torch {release.torch}, and {python} has {torch}")
-    place = folder / f"cann-{release.version}"
+    place = folder / (f"cann-{release.version}" if below is None else f"cann-{release.version}-{below.parents[1].name}")
     done = place / "installed"
     wanted = f"{python} torch {torch} torch-npu {release.version} headers {release.headers}\n{STARTS_WITH}"
     if not done.is_file() or done.read_text() != wanted:

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from .attention import KERNELS, differentiate
+from . import attention, fused
+from .attention import differentiate
 
 NPU = "npu"
 # Operators that stay torch-npu's own: they allocate, look, copy, or change nothing but a tensor's shape.
@@ -217,11 +218,17 @@ def install() -> int:
             _library.impl(name, kernel(operator), "PrivateUse1")
             count += 1
         _library.impl("matmul_backward", _matmul_backward, "CPU")
-        for name, on_cpu in KERNELS.items():
+        for name, (on_cpu, draws) in _own_kernels().items():
             operator = getattr(torch.ops.npu, name, None)
             if operator is None:  # of a newer release
                 continue
             _own_library.impl(name, on_cpu(operator.default), "CPU")
-            _own_library.impl(name, kernel(operator.default, draws=True), "PrivateUse1")
+            _own_library.impl(name, kernel(operator.default, draws=draws), "PrivateUse1")
             count += 1
     return count
+
+
+def _own_kernels() -> dict[str, tuple[Callable[..., Any], bool]]:
+    """Return what makes the host's kernel of each operator that is torch-npu's own, and whether it draws."""
+    plain = {name: (lambda _, on_cpu=on_cpu: on_cpu, False) for name, on_cpu in fused.KERNELS.items()}
+    return {**{name: (make, True) for name, make in attention.KERNELS.items()}, **plain}

@@ -12,7 +12,7 @@ import time
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,9 +26,12 @@ from midstep.processor.tensor_hash import device_hashes
 from midstep.protocol.errors import RecoveryError
 from midstep.protocol.faults import FaultKind
 
+from . import fused
 from .releases import ASKED_SINCE, names_in
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.contract.gloo.conftest import Rank, Ranks
 
     from midstep.devices.npu import NpuDevice
@@ -47,6 +50,29 @@ def taken() -> NpuDevice:
     assert isinstance(device, NpuDevice)
     device.prepare(0, dict(NPU_DEFAULTS), LINK_UP_S)
     return device
+
+
+def differentiate_fused(rank: Rank) -> None:
+    """Say how far fused operators, and their gradients, are from their formulas, differentiated by torch."""
+    taken()
+    calls: list[tuple[Any, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
+        (torch.ops.npu.npu_swiglu, fused.swiglu, ((5, 8),)),
+        (lambda *each: torch.ops.npu.npu_rms_norm(*each)[0], lambda *each: fused.rms_norm(*each)[0], ((2, 5, 8), (8,))),
+        (torch.ops.npu.npu_rotary_mul, fused.rotary_mul, ((5, 2, 3, 8), (5, 1, 1, 8), (5, 1, 1, 8))),
+    ]
+    for on_device, on_host, shapes in calls:
+        host = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        device = [each.detach().to("npu").requires_grad_() for each in host]
+        results = on_host(*host), on_device(*device)
+        for result in results:
+            result.square().sum().backward()
+        pairs = [results, *((each.grad, other.grad) for each, other in zip(host, device, strict=True))]
+        rank.say(max(float((one - other.cpu()).abs().max()) for one, other in pairs))
+
+
+def test_fused_operators_have_the_gradients_of_their_formulas(ranks: Ranks) -> None:
+    ranks.start(0, 1, differentiate_fused)
+    assert max(ranks.hear(0) for _ in range(3)) < 1e-4
 
 
 def hash_there(rank: Rank) -> None:

@@ -3,7 +3,8 @@
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import torch
 
 from ..chaos.jobs import ROOMY, Job
 from ..chaos.losing import closing
-from .environment import SUITE, VARIABLES, checkouts, missing, put_together
+from .environment import SUITE, VARIABLES, checkouts, missing, put_together, release_of
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600.0
@@ -33,6 +34,19 @@ class Programs(NamedTuple):
 
     program: Path
     mindspeed: Path
+
+    def has(self, module: str) -> bool:
+        """Return whether there is this module of its high availability: releases differ in them."""
+        return (self.program / "mindspeed_llm" / "core" / "high_availability" / f"{module}.py").is_file()
+
+
+class Device(NamedTuple):
+    """What ranks compute on: midstep's name of it, what is imported first, the Python, and variables."""
+
+    name: str
+    path: tuple[Path, ...]
+    python: str
+    variables: Mapping[str, str]
 
 
 class Training(NamedTuple):
@@ -64,11 +78,19 @@ class _Unknown:
         pass
 
 
+def _of_device(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> torch.Tensor:
+    """Return a tensor that torch-npu has saved."""
+    tensor: torch.Tensor = torch._utils._rebuild_tensor(storage, offset, size, stride)  # type: ignore[no-untyped-call]
+    return tensor
+
+
 class _Unpickler(pickle.Unpickler):
-    """Reads checkpoints without Megatron-LM."""
+    """Reads checkpoints without Megatron-LM and torch-npu."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Find what is installed."""
+        if name == "_rebuild_npu_tensor":
+            return _of_device
         try:
             return super().find_class(module, name)
         except ImportError:
@@ -95,54 +117,54 @@ def _mindspeed() -> None:
     SUITE.require()
 
 
-@pytest.fixture(scope="session", params=range(len(checkouts())))
+@pytest.fixture(scope="session", params=checkouts(), ids=lambda each: release_of(each[0]))
 def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """Each of the checkouts that are named."""
-    program, mindspeed = checkouts()[request.param]
+    program, mindspeed = request.param
     return Programs(put_together(program, tmp_path_factory.mktemp("programs") / program.name), mindspeed)
 
 
-@pytest.fixture(scope="session")
-def start(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start pretrain_gpt.py, and kill what is left of it when the tests are over."""
-    with closing() as keep:
+def starting(keep: Callable[[Job], Job], programs: Programs, factory: pytest.TempPathFactory, device: Device) -> Start:
+    """Return what starts pretrain_gpt.py on a device."""
 
-        def start(
-            ranks: int,
-            layout: Sequence[str] = (),
-            faults: Sequence[Fault] = (),
-            *,
-            folder: Path | None = None,
-            gate: bool = False,
-            **options: Any,
-        ) -> Training:
-            root = tmp_path_factory.mktemp("job")
-            (root / "records").mkdir()
-            if gate:
-                (root / "records" / "gate").touch()
-            saves = root / "saved" if folder is None else folder
-            arguments = ["--train-iters", str(ITERATIONS), "--save", str(saves), "--load", str(saves), *MODEL, *layout]
-            if "--save-interval" not in layout:
-                arguments += ["--save-interval", "1000"]
-            here = os.environ.get("PYTHONPATH", "")
-            path = [HERE / "stand_in", HERE.parent / "chaos" / "mindio", programs.mindspeed, programs.program, here]
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("PYTHONPATH", os.pathsep.join(str(each) for each in path if each))
-                patch.setenv("MIDSTEP_TEST_FAULTS", json.dumps(faults))
-                patch.setenv("MIDSTEP_TEST_RECORDS", str(root / "records"))
-                patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-                given = {"nodes": 1, "ranks_per_node": ranks, "policy": POLICY, **options}
-                script = programs.program / "pretrain_gpt.py"
-                job = Job(root, script=script, arguments=arguments, options=["--mindio"], **given)
-            keep(job)
-            return Training(job, saves)
+    def start(
+        ranks: int,
+        layout: Sequence[str] = (),
+        faults: Sequence[Fault] = (),
+        *,
+        folder: Path | None = None,
+        gate: bool = False,
+        **options: Any,
+    ) -> Training:
+        root = factory.mktemp("job")
+        (root / "records").mkdir()
+        if gate:
+            (root / "records" / "gate").touch()
+        saves = root / "saved" if folder is None else folder
+        arguments = ["--train-iters", str(ITERATIONS), "--save", str(saves), "--load", str(saves), *MODEL, *layout]
+        if "--save-interval" not in layout:
+            arguments += ["--save-interval", "1000"]
+        here = os.environ.get("PYTHONPATH", "")
+        path = [*device.path, HERE / "common", programs.mindspeed, programs.program, here]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", device.python)
+            for name, value in device.variables.items():
+                patch.setenv(name, value)
+            patch.setenv("PYTHONPATH", os.pathsep.join(str(each) for each in path if each))
+            patch.setenv("MIDSTEP_TEST_FAULTS", json.dumps(faults))
+            patch.setenv("MIDSTEP_TEST_RECORDS", str(root / "records"))
+            patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+            given = {"nodes": 1, "ranks_per_node": ranks, "policy": POLICY, "device": device.name, **options}
+            script = programs.program / "pretrain_gpt.py"
+            job = Job(root, script=script, arguments=arguments, options=["--mindio"], **given)
+        keep(job)
+        return Training(job, saves)
 
-        yield start
+    return start
 
 
-@pytest.fixture(scope="session")
-def calm(start: Start) -> Callable[..., Saved]:
-    """Return what the undisturbed training of a layout saves at its end, each trained once."""
+def calming(start: Start) -> Callable[..., Saved]:
+    """Return what trains a layout undisturbed, each once, and returns what it saves at its end."""
     known: dict[tuple[int, ...], Saved] = {}
 
     def calm(ranks: int, layout: Sequence[str] = ()) -> Saved:
@@ -155,3 +177,17 @@ def calm(start: Start) -> Callable[..., Saved]:
         return known[key]
 
     return calm
+
+
+@pytest.fixture(scope="session")
+def start(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start pretrain_gpt.py on the stand-in, and kill what is left of it when the tests are over."""
+    with closing() as keep:
+        path = (HERE / "stand_in", HERE.parent / "chaos" / "mindio")
+        yield starting(keep, programs, tmp_path_factory, Device("cpu", path, sys.executable, {}))
+
+
+@pytest.fixture(scope="session")
+def calm(start: Start) -> Callable[..., Saved]:
+    """Return what the undisturbed training of a layout saves at its end, each trained once."""
+    return calming(start)

@@ -4,6 +4,7 @@ python -m tests.mindspeed.environment
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,12 @@ def checkouts() -> list[tuple[Path, Path]]:
     """Return the checkouts of MindSpeed-LLM that are named, each with its MindSpeed."""
     programs, below = (os.environ.get(name, "").split(os.pathsep) for name in (PROGRAMS, BELOW))
     return [(Path(program), Path(under)) for program, under in zip(programs, below, strict=True) if program]
+
+
+def release_of(program: Path) -> str:
+    """Return the number that a checkout of MindSpeed-LLM gives itself (26.1.0 says 26.0.0dev0)."""
+    found = re.search(r"__version__ = '(.+)'", (program / "setup.py").read_text())
+    return found[1] if found else program.name
 
 
 def put_together(program: Path, folder: Path) -> Path:

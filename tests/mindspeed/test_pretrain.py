@@ -15,7 +15,7 @@ from midstep.controller.endpoints.control_requests import Accepted, StopJobReque
 
 from ..chaos.built import built, wait_until_built
 from ..chaos.comparing import assert_nobody_harmed, finish
-from .conftest import ITERATIONS, PATIENCE_S, POLICY, Fault, Saved, Start, Training
+from .conftest import ITERATIONS, PATIENCE_S, POLICY, Fault, Programs, Saved, Start, Training
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "tensor": ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--overlap-grad-reduce"),
@@ -29,6 +29,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 # handler makes when it loads. So it is under MindIO.
 STALE_COUNT = "/mp_rank_00/model_optim_rng.pt/opt_param_scheduler/num_steps"
 MOMENTS = ("before", "forward", "backward", "collective", "barrier", "update", "gather", "save")
+# A rank that was stopped while it logged an update logs it again in its rollback handler, with collectives, which hang
+# if the others were further. After the forward pass all are: it adds up the loss. So it is under MindIO.
+AFTER_THE_LOG = "backward"
 SAVING = ("--save-interval", "5")
 
 
@@ -97,7 +100,7 @@ def test_a_process_that_is_built_ahead_needs_no_imports(start: Start, calm: Call
 def test_damaged_memory_and_a_broken_link_replace_no_process(
     how: str, start: Start, calm: Callable[..., Saved]
 ) -> None:
-    training = start(2, (), [(1, 7, "forward", how)])
+    training = start(2, (), [(1, 7, AFTER_THE_LOG, how)])
     (incident,) = incidents_of(training)
     assert_nobody_harmed(incident, set(), ranks=2)
     assert incident["rung"] == "retry_step", incident
@@ -122,8 +125,18 @@ def test_without_replicas_all_load_the_checkpoint_in_living_processes(start: Sta
     assert_same_end(training, calm(2, layout), but=STALE_COUNT)
 
 
-def test_wrong_numbers_take_all_back_to_the_checkpoint_that_is_named(start: Start, calm: Callable[..., Saved]) -> None:
+def test_an_exception_that_nothing_explains_replaces_its_process(start: Start, calm: Callable[..., Saved]) -> None:
+    """It ends with its traceback, and no step is lost."""
+    faults: list[Fault] = [(0, 9, "backward", "a mistake in the script")]
+    assert_replaced_alone(start(2, (), faults), faults, calm(2), ranks=2)
+
+
+def test_wrong_numbers_take_all_back_to_the_checkpoint_that_is_named(
+    programs: Programs, start: Start, calm: Callable[..., Saved]
+) -> None:
     """No process is replaced. The rank that was stopped before it had found the same hears of the step."""
+    if not programs.has("tft_precision_error_handler"):
+        pytest.skip("this MindSpeed-LLM registers no PRECISION ERROR with MindIO: 2.3.0 and older do not")
     training = start(2, SAVING, [(1, 13, "before", "PRECISION ERROR, load ckpt step=5")])
     (incident,) = incidents_of(training)
     assert not incident["replaced"], training.job.said()
@@ -131,12 +144,24 @@ def test_wrong_numbers_take_all_back_to_the_checkpoint_that_is_named(start: Star
     assert_same_end(training, calm(2, SAVING), but=STALE_COUNT)
 
 
+def stopped(start: Start) -> Training:
+    """Return a training that was stopped after some steps, which is dumped."""
+    training = start(2, (), [(0, 6, "before", "wait")], gate=True)
+    training.job.until(lambda status: all(rank.step >= 6 for rank in status.ranks), "the sixth step", PATIENCE_S)
+    assert isinstance(training.job.ask(StopJobRequest("enough")), Accepted)
+    (training.job.records / "gate").unlink()
+    training.job.wait(PATIENCE_S)
+    training.job.assert_nothing_left()
+    return training
+
+
 def test_a_stop_is_dumped_and_another_job_continues_from_there(start: Start, calm: Callable[..., Saved]) -> None:
-    first = start(2)
-    first.job.until(lambda status: all(rank.step >= 6 for rank in status.ranks), "the sixth step", PATIENCE_S)
-    assert isinstance(first.job.ask(StopJobRequest("enough")), Accepted)
-    first.job.wait(PATIENCE_S)
-    first.job.assert_nothing_left()
-    second = start(2, folder=first.saves)
+    second = start(2, folder=stopped(start).saves)
     assert not incidents_of(second)
     assert_same_end(second, calm(2))
+
+
+def test_a_rank_is_replaced_in_a_training_that_was_continued(start: Start, calm: Callable[..., Saved]) -> None:
+    """It loads nothing when it starts, and takes all from its peer, the count of samples of the learning rate, too."""
+    kills: list[Fault] = [(0, 15, "backward", "kill")]
+    assert_replaced_alone(start(2, (), kills, folder=stopped(start).saves), kills, calm(2), ranks=2)

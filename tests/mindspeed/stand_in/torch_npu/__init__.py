@@ -5,16 +5,16 @@ placeholder, which raises when it is called.
 """
 
 import functools
-import importlib.abc
 import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from placeholders import OF_CANN, NamedModules, PlaceholderModule  # type: ignore[import-not-found]  # in common
 
 from midstep.devices import fake
 
@@ -25,32 +25,7 @@ MAKERS = (
     "arange", "as_tensor", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace", "ones",
     "ones_like", "rand", "randint", "randn", "randperm", "tensor", "tril_indices", "zeros", "zeros_like",
 )  # fmt: skip
-ONLY_NAMED = ("acl", "torchair", "te", "tbe", "torch_npu", "torch_atb", "triton_ascend")
 MEMORY_BYTES = 1 << 36
-
-
-class Placeholder:
-    """A name of the library that is not here: its attributes are placeholders, too, and calling it raises."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, key: str) -> Any:
-        if key.startswith("__"):
-            raise AttributeError(key)
-        return Placeholder(f"{self._name}.{key}")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{self._name} is not among the stand-ins (tests/mindspeed/stand_in)")
-
-
-class PlaceholderModule(types.ModuleType):
-    """A module whose unknown names are placeholders."""
-
-    def __getattr__(self, key: str) -> Any:
-        if key.startswith("__"):
-            raise AttributeError(key)
-        return Placeholder(f"{self.__name__}.{key}")
 
 
 class Stream:
@@ -83,26 +58,6 @@ class Stream:
 
     def __exit__(self, *args: object) -> None:
         pass
-
-
-class NamedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules of CANN's and torch-npu's that are named at import, and no more."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find those that are not files here."""
-        if fullname == __name__ or fullname.startswith(f"{__name__}.contrib"):
-            return None
-        known = fullname.split(".", maxsplit=1)[0] in ONLY_NAMED
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if known else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Make one of placeholders."""
-        return PlaceholderModule(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing."""
 
 
 def seed(number: int) -> None:
@@ -197,7 +152,7 @@ def _moved_nowhere(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _module(name: str, **names: Any) -> types.ModuleType:
-    module = PlaceholderModule(name)
+    module: types.ModuleType = PlaceholderModule(name)
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
     vars(module).update({"__path__": [], **names})
     sys.modules[name] = module
@@ -222,8 +177,6 @@ def _make_modules() -> Any:
     _module(f"{__name__}.utils", reset_thread_affinity=lambda: None, set_thread_affinity=lambda *_: None)
     _module(f"{__name__}.utils.collect_env", get_cann_version=lambda: "9.1.0")
     _module(f"{__name__}.distributed", reinit_process_group=fake.reinit_process_group)
-    _module("acl", get_soc_name=lambda: "Ascend910B2")
-    _module("torchair", register_fx_node_ge_converter=lambda *_, **__: lambda function: function)
     return device
 
 
@@ -249,4 +202,4 @@ def _change_torch(device: Any) -> None:
 
 npu = _make_modules()
 _change_torch(npu)
-sys.meta_path.append(NamedModules())
+sys.meta_path.append(NamedModules((*OF_CANN, __name__), but=f"{__name__}.contrib"))

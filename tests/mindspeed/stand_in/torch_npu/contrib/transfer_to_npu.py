@@ -39,9 +39,7 @@ def _changed(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("device_id", None)
-        result = make(_backend(backend or "nccl"), *args, **kwargs)
-        faults.watch()
-        return result
+        return make(_backend(backend or "nccl"), *args, **kwargs)
 
     return init_process_group
 
@@ -86,6 +84,7 @@ def _change() -> None:
     vars(torch.cuda.memory).update({**torch_npu.memory_names(), "empty_cache": fake.empty_cache})
     group: Any = dist
     group.init_process_group = group.distributed_c10d.init_process_group = _changed(dist.init_process_group)
+    faults.begin_with_groups()
     group.new_group = group.distributed_c10d.new_group = _changed_part(dist.new_group)
     kind = type("ProcessGroup", (), {"Options": Options})
     group.ProcessGroupNCCL = sys.modules["torch_npu._C._distributed_c10d"].ProcessGroupHCCL = kind  # type: ignore[attr-defined]

@@ -16,13 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from midstep.devices.fake_chip import CHIP
-
+ON_CANN = "FAKE_CANN_HOME" in os.environ  # torch-npu's own device: its library has the faults, and torch-npu raises
 RANK = int(os.environ.get("RANK", "0"))
 COLLECTIVE_S = 0.2  # in which the others come to it
 GATE_S = 0.02
 _models: list[torch.nn.Module] = []
+
+
+def begin_with_groups() -> None:
+    """Look for the faults of this rank when the script makes its groups."""
+    make = dist.init_process_group
+
+    @functools.wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        make(*args, **kwargs)
+        watch()
+
+    places: Any = (dist, dist.distributed_c10d)
+    for place in places:
+        place.init_process_group = init_process_group
 
 
 def watch() -> None:
@@ -72,12 +86,25 @@ def _do(how: str, moment: str) -> None:
         time.sleep(GATE_S)
     if how == "wait":
         return
+    if how not in {"memory", "link"}:
+        raise RuntimeError(how)
+    (_fail_on_cann if ON_CANN else _fail)(how)
+
+
+def _fail(how: str) -> None:
+    from midstep.devices.fake_chip import CHIP
+
     if how == "memory":
         CHIP.corrupt(next(_models[-1].parameters()))
-        raise RuntimeError("UCE ERROR")
-    if how == "link":
-        raise RuntimeError("HCCL OP RETRY FAILED")
-    raise RuntimeError(how)
+    raise RuntimeError("UCE ERROR" if how == "memory" else "HCCL OP RETRY FAILED")
+
+
+def _fail_on_cann(how: str) -> None:
+    from tests.cann.faults import inject
+
+    from midstep.protocol.faults import FaultAction
+
+    inject(FaultAction.MEMORY_PERSISTENT if how == "memory" else FaultAction.LINK_DOWN)
 
 
 def _note_model(args: tuple[Any, ...]) -> None:
