@@ -298,10 +298,10 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
     async with FaultReporter(way.job, way.controller, name, way.keys, lookup=lookup) as reporter:
         turns.connected = lambda: reporter.connected
         lasts = _Presence(turns.connected).recent if way.standby else _lasts(way)
+        state = None if here is None else here / f"detect-{name}.state"
         if watched.sources:
             if watched.signs:
                 os.set_blocking(sys.stdout.fileno(), False)
-            state = None if way.run_directory is None else way.run_directory / f"detect-{name}.state"
             alive = _give_sign if watched.signs else _give_none
             detector = FileDetector(name, watched.sources, state, watched.serials, alive)
             watching = asyncio.create_task(detector.watch(reporter.tell))
@@ -313,7 +313,7 @@ async def report_faults(way: Way, name: str, watched: Watched) -> int:
         node = watched.serials.get(host, host)
         kernel_log = KernelLogDetector(name, node)
         if watched.npu_smi or watched.kernel_log == KMSG:
-            local = NpuSmiDetector(name, node) if watched.npu_smi else kernel_log
+            local = NpuSmiDetector(name, node, state) if watched.npu_smi else kernel_log
             watching = asyncio.create_task(local.watch(reporter.tell))
             return await _while_it_lasts(watching, lasts, LEFT if way.standby else 0)
         stream = asyncio.StreamReader(limit=MAX_LINE_BYTES)

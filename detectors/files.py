@@ -67,12 +67,9 @@ class FileDetector:
         self._serials = serials
         self._alive = alive
         self._sources = tuple(source.absolute() for source in sources)
-        self._state = state
-        self._snapshots = Snapshots(detector_address(name))
+        self._snapshots = Snapshots(detector_address(name), state)
         self._read: dict[Path, tuple[_Stamp, tuple[Document, ...]]] = {}  # of each file, as it was last read
         self._beyond = False  # there are more files than MAX_FILES
-        if state is not None and state.is_file():
-            self._restore(state)
 
     async def watch(self, report: Report) -> None:
         """Report the faults that stand, then every change, until cancelled."""
@@ -136,24 +133,9 @@ class FileDetector:
                 news = True
             self._alive(Sign.PROGRESS)
             await asyncio.sleep(0)  # reports are sent and acknowledged while further files are read
-        if news and self._state is not None:
-            self._save(self._state)
+        if news:
+            self._snapshots.keep()
         self._alive(Sign.LOOKED)
-
-    def _restore(self, state: Path) -> None:
-        try:
-            self._snapshots.restore(state.read_bytes())
-        except OSError as error:
-            _log.warning("cannot read %s, so faults that stand are reported again: %s", state, error)
-
-    def _save(self, state: Path) -> None:
-        """Save what was reported. Without it a restarted detector reports standing faults again, which is harmless."""
-        draft = state.with_name(f".{state.name}")
-        try:
-            draft.write_bytes(self._snapshots.saved())
-            draft.replace(state)
-        except OSError as error:
-            _log.warning("cannot write %s, so faults are reported again after a restart: %s", state, error)
 
     def _documents(self, path: Path) -> tuple[Document, ...]:
         """Return the documents of a file; read it only when it was replaced or written."""
@@ -253,11 +235,20 @@ def _nearest(path: Path) -> Path:
 class Snapshots:
     """The last readable content of every document of one detector, and its present error."""
 
-    def __init__(self, seen_by: str) -> None:
-        """Begin with no documents. `seen_by`: the address that reports carry."""
+    def __init__(self, seen_by: str, kept: Path | None = None) -> None:
+        """Begin with what an earlier detector has left. `seen_by`: the address that reports carry.
+
+        `kept`: the file in which the next one finds it.
+        """
         self._seen_by = seen_by
+        self._kept = kept
         self._faults: dict[str, dict[str, Reading]] = {}  # document -> fault_id -> reading
         self._errors: dict[str, str] = {}
+        if kept is not None and kept.is_file():
+            try:
+                self.restore(kept.read_bytes())
+            except OSError as error:
+                _log.warning("cannot read %s, so faults that stand are reported again: %s", kept, error)
 
     @property
     def errors(self) -> dict[str, str]:
@@ -274,6 +265,17 @@ class Snapshots:
             self._faults, self._errors = msgspec.msgpack.decode(data, type=_Saved)
         except msgspec.MsgspecError:
             self._faults, self._errors = {}, {}
+
+    def keep(self) -> None:
+        """Keep what was reported, where there is a file for it."""
+        if self._kept is None:
+            return
+        draft = self._kept.with_name(f".{self._kept.name}")
+        try:
+            draft.write_bytes(self.saved())
+            draft.replace(self._kept)
+        except OSError as error:
+            _log.warning("cannot write %s, so faults are reported again after a restart: %s", self._kept, error)
 
     def take(self, documents: Iterable[Document], now: float) -> list[FaultReport]:
         """Take in `documents`, and return what is to be reported, in their order."""

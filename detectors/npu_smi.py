@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -123,11 +124,14 @@ def readings_of(node: str, chip: ListedChip, health: Health) -> tuple[Reading, .
 class NpuSmiDetector:
     """Asks `npu-smi` for the health of all chips of this machine, again and again."""
 
-    def __init__(self, name: str, node: str, program: str = PROGRAM) -> None:
-        """`name`: of the detector. `node`: the job's name of this machine."""
+    def __init__(self, name: str, node: str, state: Path | None = None, program: str = PROGRAM) -> None:
+        """`name`: of the detector. `node`: the job's name of this machine.
+
+        `state`: file in which a restarted detector finds what it has reported, and may have gone meanwhile.
+        """
         self._node = node
         self._program = program
-        self._snapshots = Snapshots(detector_address(name))
+        self._snapshots = Snapshots(detector_address(name), state)
         self._asking: dict[ListedChip, asyncio.Task[str]] = {}  # questions that were not answered in time
 
     async def watch(self, report: Report, every_s: float = EVERY_S) -> None:
@@ -146,8 +150,10 @@ class NpuSmiDetector:
         try:
             while True:
                 documents = await asyncio.gather(*map(self._document, chips))
-                for each in self._snapshots.take(documents, time.time()):
-                    report(each)
+                if news := self._snapshots.take(documents, time.time()):
+                    for each in news:
+                        report(each)
+                    self._snapshots.keep()
                 await asyncio.sleep(every_s)
         finally:
             for question in self._asking.values():

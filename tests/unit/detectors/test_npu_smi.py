@@ -166,7 +166,7 @@ class Machine:
         told: list[FaultReport] = []
 
         async def scenario() -> None:
-            detector = NpuSmiDetector("npu-smi", "node1", str(self.program))
+            detector = NpuSmiDetector("npu-smi", "node1", self.folder / "state", str(self.program))
             watching = asyncio.create_task(detector.watch(told.append, every_s=0.02))
             for happen, number in happenings:
                 before = len(told)
@@ -199,6 +199,13 @@ def test_a_fault_of_a_chip_is_reported_when_it_comes_and_when_it_goes(machine: M
         ("40F84E00", Assertion.RECOVER),
     ]
     assert {(each.node, each.device, each.kind) for each in told} == {("node1", 7, FaultKind.DEVICE)}
+
+
+def test_a_fault_that_has_gone_while_no_detector_ran_is_ended_by_the_next_one(machine: Machine) -> None:
+    (fault,) = machine.reports((lambda: machine.is_now(1, ONE), 1))
+    machine.is_now(1, WELL)
+    (recovered,) = machine.reports((lambda: None, 1))
+    assert (recovered.fault_id, recovered.assertion) == (fault.fault_id, Assertion.RECOVER)
 
 
 def test_a_chip_whose_health_cannot_be_read_keeps_its_faults_and_the_detector_says_so(machine: Machine) -> None:
@@ -237,7 +244,7 @@ def test_a_driver_that_does_not_answer_for_one_chip_is_not_asked_again_and_holds
 
 def test_a_machine_without_the_program_or_without_npus_is_refused_with_what_to_do(machine: Machine) -> None:
     async def watch(program: str) -> None:
-        await NpuSmiDetector("npu-smi", "node1", program).watch(lambda report: None)
+        await NpuSmiDetector("npu-smi", "node1", program=program).watch(lambda report: None)
 
     with pytest.raises(ConfigurationError, match=r"cannot be listed: .*No such file.* Run this on the host"):
         asyncio.run(watch(str(machine.folder / "missing")))
