@@ -52,8 +52,8 @@ def test_an_outage_that_passes_replaces_nobody(start_job: StartJob, undisturbed:
     "quality", [Quality(loss=0.2, seed=5), Quality(rate_bits=10e6)], ids=["20 % loss", "10 Mbit/s"]
 )
 def test_a_minute_of_a_bad_network_replaces_nobody(start_job: StartJob, undisturbed: Record, quality: Quality) -> None:
-    """On every cable, with as much silence allowed as TCP makes of such a loss."""
-    policy = {"heartbeat": {"missed": round(LOSSY_SILENT_S / 0.5)}}
+    """On every cable, with as much silence, and as long steps, allowed as TCP makes of such a loss."""
+    policy = {"heartbeat": {"missed": round(LOSSY_SILENT_S / 0.5)}, "stall": {"grace_s": LOSSY_SILENT_S}}
     job = start_job(4, step_s=0.02, policy=policy, gates=(SHORT, STEPS - 1))
     pids = {rank.rank: rank.pid for rank in job.held_at(SHORT).ranks}
     for number in range(len(job.machines)):
