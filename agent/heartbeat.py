@@ -22,6 +22,7 @@ from .ranks import RankHost
 
 TICK_S = 0.1
 LEAST_TICK_S = 0.01
+FIRST_STEP_FACTOR, FIRST_STEP_GRACE_S = 10.0, 30.0  # of the first step after a recovery, as the controller has it
 LAG_S = 0.05  # a loop that is later than this did not run
 _Post = Callable[..., object]
 # A process that is traced is stopped for a moment at each system call, and makes progress all the same.
@@ -191,8 +192,11 @@ class StallClock:
     A rank is reported when the step's age exceeds what the processes here have learned to allow, the most of it
     (`processor/step_limit.py`), or where its own has not, `factor` x its median step + `grace_s`; and again each time
     that the age has doubled: the controller may have had reason to wait. It is not judged before it has `after_steps`
-    steps of history, nor in the first step after a recovery (a new rank in the world may be slow once), nor while it
-    starts, checkpoints, recovers, pauses or has finished. Such time does not count against the step afterwards either.
+    steps of history, nor while it starts, checkpoints, recovers, pauses or has finished. Such time does not count
+    against the step afterwards either. The first step after a recovery has as long as the controller gives it, as a
+    new rank in the world may be slow once. It may be another one that is read first: steps are shorter than the time
+    between two readings, and one that hangs there would else never be found.
+
     A rank that rests for too long (`rests.py`) is reported as soon as others wait, and again when its rest has doubled.
     """
 
@@ -239,14 +243,15 @@ class StallClock:
             history.excused_s = progress.step_age_s
             return None
         history.follow(progress)
-        if history.steps_seen < 1 or progress.median_step_s <= 0:
-            return None
-        if history.steps_total < self._after_steps:
+        done = history.steps_total if progress.times is None else max(history.steps_total, progress.times.steps)
+        if progress.median_step_s <= 0 or done < self._after_steps:
             return None
         age_s = progress.step_age_s - history.excused_s
         limit_s = max(progress.allowed_s, most_allowed_s) if progress.allowed_s else self._by_policy_s(progress)
+        if not history.steps_seen:
+            limit_s = max(limit_s, FIRST_STEP_FACTOR * progress.median_step_s + FIRST_STEP_GRACE_S)
         history.due_s = limit_s * 2**history.reports - age_s
-        if is_felt and progress.rest_s > history.rest_due_s:
+        if history.steps_seen and is_felt and progress.rest_s > history.rest_due_s:
             history.rest_due_s = 2 * progress.rest_s
             return Stall(progress=progress, age_s=age_s, limit_s=limit_s)
         if history.due_s >= 0:

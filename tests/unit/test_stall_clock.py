@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from midstep.agent.heartbeat import Stall, StallClock
-from midstep.protocol.types import Activity, RankProgress
+from midstep.controller.recovery import lifecycle
+from midstep.protocol.types import Activity, RankProgress, StepTimes
 
 MEDIAN_S = 0.2
 LIMIT_S = 3 * MEDIAN_S + 1.0
+FIRST_LIMIT_S = lifecycle.FIRST_STEP_FACTOR * MEDIAN_S + lifecycle.FIRST_STEP_GRACE_S
 
 
 def clock() -> StallClock:
@@ -159,13 +161,30 @@ def test_an_observer_that_was_held_up_blames_nobody() -> None:
     assert watched.observe(reading(10, 30.0 + LIMIT_S + 0.1)) is not None
 
 
-def test_the_first_step_after_a_recovery_is_not_judged() -> None:
+def test_the_first_step_after_a_recovery_may_take_as_long_as_the_controller_waits_for_it() -> None:
     watched = after(10)
     assert watched.observe(reading(10, 0.5, generation=2, activity=Activity.RECOVERING)) is None
 
-    assert watched.observe(reading(10, 60.0, generation=2)) is None
+    assert watched.observe(reading(10, FIRST_LIMIT_S - 0.1, generation=2)) is None
     assert watched.observe(reading(11, 0.1, generation=2)) is None
     assert watched.observe(reading(11, 5.0, generation=2)) is not None
+
+
+def test_a_step_that_hangs_before_the_first_reading_of_a_generation_is_found() -> None:
+    """Some steps of a few milliseconds were done by then, so it is not the first one, which cannot be told."""
+    watched = after(10)
+    assert watched.observe(reading(13, 0.1, generation=2)) is None
+    assert watched.observe(reading(13, FIRST_LIMIT_S - 0.1, generation=2)) is None
+    stall = watched.observe(reading(13, FIRST_LIMIT_S + 0.1, generation=2))
+    assert stall is not None
+    assert stall.limit_s == pytest.approx(FIRST_LIMIT_S)
+
+
+def test_steps_between_two_readings_are_history_too() -> None:
+    """All of a short job's steps may lie between two readings: the process counts them itself."""
+    times = StepTimes(9, 0, 0, 0)
+    assert clock().observe(reading(9, FIRST_LIMIT_S + 0.1)) is None
+    assert clock().observe(reading(9, FIRST_LIMIT_S + 0.1, times=times)) is not None
 
 
 def test_a_newcomer_that_jumps_to_the_step_of_the_world_has_no_history_by_that() -> None:
@@ -188,8 +207,8 @@ def test_a_new_incarnation_starts_without_history() -> None:
 def test_a_step_that_was_rolled_back_is_a_new_beginning() -> None:
     watched = after(10)
 
-    assert watched.observe(reading(9, 60.0)) is None
-    assert watched.observe(reading(10, 60.0)) is not None
+    assert watched.observe(reading(9, FIRST_LIMIT_S - 0.1)) is None
+    assert watched.observe(reading(10, FIRST_LIMIT_S - 0.1)) is not None
 
 
 def test_a_forgotten_rank_starts_without_history() -> None:
