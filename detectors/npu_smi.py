@@ -29,12 +29,12 @@ LIST_S = 60.0
 MOST_CHIPS = 64
 MOST_CODES = 128  # of one chip, as the driver has it
 MAX_OUTPUT_BYTES = 1 << 20
-WELL = "OK"
 NOTHING = "NA"
 NO_CODE = {"WARNING": "NPU-WARNING", "ALARM": "NPU-ALARM", "CRITICAL": "NPU-CRITICAL"}  # what a state alone is called
 _COLUMNS = re.compile(r"\s{2,}")
 _CODE = re.compile(r"[0-9A-F]{4,8}")
 _NPU, _CHIP, _SLOT, _LOGICAL, _PHYSICAL = "NPU ID", "Chip ID", "Slot ID", "Chip Logic ID", "Chip Phy-ID"
+_STAY = "the faults that it had stay in force"
 _STATES, _CODES, _TEXTS = ("Health Status", "Health"), "Error Code", "Error Information"
 
 
@@ -74,10 +74,8 @@ def _chips(text: str) -> Iterator[ListedChip]:
             continue  # a controller on the card has no number of a chip; other lines have no cells
         if int(device) > MAX_DEVICE:
             raise DocumentError(_PHYSICAL, f"found {device}; known: 0 to {MAX_DEVICE}")
-        card = ("-i", row[_NPU])
-        yield ListedChip(
-            int(device), card if _SLOT in columns else (*card, "-c", row[_CHIP])
-        )  # newer ones have one chip each
+        has_one_chip = _SLOT in columns  # as the newest cards do
+        yield ListedChip(int(device), ("-i", row[_NPU], *(() if has_one_chip else ("-c", row[_CHIP]))))
 
 
 def parse_health(text: str) -> Health:
@@ -132,7 +130,7 @@ class NpuSmiDetector:
         self._node = node
         self._program = program
         self._snapshots = Snapshots(detector_address(name), state)
-        self._asking: dict[ListedChip, asyncio.Task[str]] = {}  # questions that were not answered in time
+        self._asking: dict[ListedChip, asyncio.Task[str]] = {}  # questions that are not answered yet
 
     async def watch(self, report: Report, every_s: float = EVERY_S) -> None:
         """Report the faults that stand, then every change, until cancelled.
@@ -143,9 +141,10 @@ class NpuSmiDetector:
         try:
             chips = parse_chips(await within(LIST_S, _output(self._program, "info", "-m")))
         except (OSError, TimeoutError, DocumentError) as error:
+            why = str(error) or f"no answer in {LIST_S:g} s"
             raise ConfigurationError(
-                f"the NPUs of this machine cannot be listed: {error or f'no answer in {LIST_S:g} s'}. Run this on the "
-                f"host, as a user for whom `{self._program} info -m` works."
+                f"the NPUs of this machine cannot be listed: {why}. Run this on the host, as a user for whom "
+                f"`{self._program} info -m` works."
             ) from error
         try:
             while True:
@@ -163,17 +162,17 @@ class NpuSmiDetector:
     async def _document(self, chip: ListedChip) -> Document:
         """Ask how a chip is."""
         name, key = f"{self._program} info -t health {' '.join(chip.selected_by)}", _STATES[0]
-        question = self._asking.pop(chip, None) or asyncio.ensure_future(
-            _output(self._program, "info", "-t", "health", *chip.selected_by)
-        )
-        done, _ = await asyncio.wait([question], timeout=ANSWER_S)
-        if not done:  # it is not asked once more before it has answered: the process may not be killed
-            self._asking[chip] = question
-            return Document(name, key, error=f"no answer in {ANSWER_S:g} s; the faults that it had stay in force")
+        if chip not in self._asking:  # it is not asked once more before it has answered: nothing may end the process
+            answer = _output(self._program, "info", "-t", "health", *chip.selected_by)
+            self._asking[chip] = asyncio.ensure_future(answer)
+        done, _ = await asyncio.wait([self._asking[chip]], timeout=ANSWER_S)
+        if not done:
+            return Document(name, key, error=f"no answer in {ANSWER_S:g} s; {_STAY}")
+        question = self._asking.pop(chip)
         try:
             return Document(name, key, readings_of(self._node, chip, parse_health(question.result())))
         except (OSError, DocumentError) as error:
-            return Document(name, key, error=plain(f"{error}; the faults that it had stay in force"))
+            return Document(name, key, error=f"{plain(str(error))}; {_STAY}")
 
 
 async def _output(*words: str) -> str:
@@ -189,6 +188,8 @@ async def _output(*words: str) -> str:
     try:
         while len(printed) < MAX_OUTPUT_BYTES and (more := await process.stdout.read(MAX_OUTPUT_BYTES)):
             printed += more
+        if len(printed) >= MAX_OUTPUT_BYTES:
+            raise DocumentError("", f"`{' '.join(words)}` prints more than {MAX_OUTPUT_BYTES} bytes")
         code = await process.wait()
     finally:
         await end(process)

@@ -242,6 +242,21 @@ def test_a_driver_that_does_not_answer_for_one_chip_is_not_asked_again_and_holds
         os.kill(int(asked), signal.SIG_DFL)
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("sleep 600", "cannot be listed: no answer in 0.3 s"), ("yes", "prints more than 4096 bytes")],
+)
+def test_a_program_that_says_nothing_or_too_much_is_ended(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, program: str, words: str
+) -> None:
+    monkeypatch.setattr(npu_smi, "LIST_S", 0.3 if "sleep" in program else PATIENCE_S)
+    monkeypatch.setattr(npu_smi, "MAX_OUTPUT_BYTES", 4096)
+    machine.program.write_text(f"#!/bin/sh\nexec {program}\n")
+    watching = NpuSmiDetector("npu-smi", "node1", program=str(machine.program)).watch(lambda report: None)
+    with pytest.raises(ConfigurationError, match=words):
+        asyncio.run(watching)
+
+
 def test_a_machine_without_the_program_or_without_npus_is_refused_with_what_to_do(machine: Machine) -> None:
     async def watch(program: str) -> None:
         await NpuSmiDetector("npu-smi", "node1", program=program).watch(lambda report: None)
