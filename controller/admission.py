@@ -199,7 +199,7 @@ def _refusal_of_processes(body: m.Message, address: str, placement: PlacementHis
         return "longer than last words may be"
     node_of = placement.node_of
     if isinstance(body, _WITH_CLOCKS):  # most of what arrives: looked at where they are
-        known = placement.are_of(address, body.ranks)
+        known = all(node_of(each.rank, each.incarnation) == address for each in body.ranks)
         told = body.reported if isinstance(body, m.NodeHeartbeat) else None
         known = known and (told is None or node_of(told.rank, told.incarnation) == address)
     else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..protocol import messages as m
 from ..protocol.bounds import MOST_OF_A_NODE
-from ..protocol.types import PLATFORM, RankProgress, RunningProcess, node_address, rank_address
+from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
 from .journaled import Journaled
 from .recovery.events import Action, Send
 
@@ -53,18 +53,6 @@ class PlacementHistory:
             return moves[-1][1]
         place = bisect_right(moves, incarnation, key=lambda move: move[0])
         return moves[place - 1][1] if place else None
-
-    def are_of(self, address: str, processes: Iterable[RankProgress]) -> bool:
-        """Say whether each of these processes was ordered to start on a node. Asked for each heartbeat."""
-        latest, moves = self._latest, self._moves
-        for each in processes:
-            rank = each.rank
-            if each.incarnation == latest.get(rank):
-                if moves[rank][-1][1] != address:
-                    return False
-            elif self.node_of(rank, each.incarnation) != address:
-                return False
-        return True
 
     def has_hosted(self, rank: int, address: str) -> bool:
         """Say whether any process of the rank was ordered to start on the node."""
