@@ -1,12 +1,13 @@
-"""The two ends of one of midstep's connections: `peer.py keys|route|deal DIRECTORY [ENDPOINT]`.
+"""The two ends of one of midstep's connections: `peer.py keys|route|deal|deal-without-pings DIRECTORY [ENDPOINT]`.
 
-`route` says each number that it hears, and answers it; `deal` sends one after the other.
+`route` says each number that it hears, and answers it; `deal` sends one after the other, with libzmq's pings or not.
 """
 
 import itertools
 import sys
 import time
 
+from midstep.protocol import transport
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.transport import DealerSocket, RouterSocket, wait
 
@@ -39,5 +40,8 @@ if __name__ == "__main__":
             JobKeys.create(directory, [NAME])
         case ["route", directory, where]:
             route(directory, where)
+        case ["deal-without-pings", directory, where]:
+            transport._HEARTBEAT_MS = 0
+            deal(directory, where)
         case ["deal", directory, where]:
             deal(directory, where)

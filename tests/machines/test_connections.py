@@ -36,13 +36,13 @@ def connections(machine: Machine, state: str) -> set[str]:
 class Peers:
     """A router on one machine, and a dealer on another that sends numbers."""
 
-    def __init__(self, machines: Machines, root: Path) -> None:
+    def __init__(self, machines: Machines, root: Path, dealer: str = "deal") -> None:
         self.router, self.dealer = machines[0], machines[1]
         self._said = root / "said"
         keys = str(root / "keys")
         self._start(self.router, "keys", keys).wait(PATIENCE_S)
         self._start(self.router, "route", keys, f"tcp://{self.router.address}:{PORT}", output=self._said)
-        self._start(self.dealer, "deal", keys, f"tcp://{self.router.address}:{PORT}")
+        self._start(self.dealer, dealer, keys, f"tcp://{self.router.address}:{PORT}")
         until(lambda: self.heard() > 0, "the first number")
 
     def heard(self) -> int:
@@ -74,6 +74,16 @@ def test_a_cut_connection_is_given_up_and_tried_until_there_is_an_answer(peers: 
     heard = peers.heard()
     peers.dealer.heal()
     until(lambda: peers.heard() > heard, "a number after the cut")
+
+
+def test_a_cut_is_noticed_without_pings_by_what_is_not_acknowledged(
+    start_machines: StartMachines, tmp_path: Path
+) -> None:
+    """An agent reports twice a second, so data is underway most of the time."""
+    peers = Peers(start_machines(2), tmp_path, dealer="deal-without-pings")
+    (before,) = connections(peers.dealer, ESTABLISHED)
+    peers.dealer.cut()
+    until(lambda: before not in connections(peers.dealer, ESTABLISHED), "the connection to be given up")
 
 
 def test_the_connection_of_a_machine_without_power_is_dropped(peers: Peers) -> None:
