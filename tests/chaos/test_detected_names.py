@@ -4,7 +4,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,29 @@ pytestmark = [pytest.mark.chaos, pytest.mark.soak, pytest.mark.timeout(240)]
 GATE = 4
 
 
+def moved_by(
+    start_job: StartJob, policy: dict[str, Any], options: tuple[str, ...], strike: Callable[[], None]
+) -> dict[str, Any]:
+    """Have a detector see a fault of the second node, whose ranks have to move; return the report that led to it."""
+    job = start_job(spares=1, policy=policy, gates=(GATE,))
+    job.held_at(GATE)
+    words = [sys.executable, "-m", "midstep.cli.main", "detect", str(job.directory), *options]
+    with subprocess.Popen(words) as detector:
+        try:
+            strike()
+            job.until(lambda status: decided(0, status), "a decision")
+            job.open_gate(GATE)
+            report = finish(job)
+        finally:
+            detector.kill()
+    (incident,) = report["incidents"]
+    assert incident["rung"] == "recover"
+    assert_nobody_harmed(incident, {2, 3})
+    said: dict[str, Any]
+    (said,) = incident["reports"]
+    return said
+
+
 def test_a_fault_of_a_node_that_the_cluster_calls_otherwise_moves_the_ranks_of_that_node(
     start_job: StartJob, tmp_path: Path
 ) -> None:
@@ -27,22 +52,11 @@ def test_a_fault_of_a_node_that_the_cluster_calls_otherwise_moves_the_ranks_of_t
     documents = tmp_path / "documents"
     documents.mkdir()
     policy = {**ROOMY, "faults": {"node_names": {"worker-7": "node1"}}}
-    job = start_job(spares=1, policy=policy, gates=(GATE,))
-    job.held_at(GATE)
-    words = [sys.executable, "-m", "midstep.cli.main", "detect", str(job.directory), "--source", str(documents)]
-    with subprocess.Popen(words) as detector:
-        try:
-            write(documents, CASES[LevelName.RESTART_NPU], "worker-7")
-            job.until(lambda status: decided(0, status), "a decision")
-            job.open_gate(GATE)
-            report = finish(job)
-        finally:
-            detector.kill()
-
-    (incident,) = report["incidents"]
-    assert incident["rung"] == "recover"
-    assert incident["reports"][0]["node"] == "node1"
-    assert_nobody_harmed(incident, {2, 3})
+    with_documents = ("--source", str(documents))
+    said = moved_by(
+        start_job, policy, with_documents, lambda: write(documents, CASES[LevelName.RESTART_NPU], "worker-7")
+    )
+    assert said["node"] == "node1"
 
 
 CHIPS = """\
@@ -52,7 +66,9 @@ CHIPS = """\
 """
 
 
-def test_a_device_that_npu_smi_shows_at_fault_moves_the_ranks_of_its_node(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_device_that_npu_smi_shows_at_fault_moves_the_ranks_of_its_node(
+    start_job: StartJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The machine has two of them; the second one drops off its bus while the job trains."""
     (tmp_path / "chips").write_text(CHIPS)
     (tmp_path / "well").write_text("\tHealth Status : OK\n\tError Code : NA\n\tError Information : NA\n")
@@ -63,24 +79,11 @@ def test_a_device_that_npu_smi_shows_at_fault_moves_the_ranks_of_its_node(start_
         'if [ "$5" = 1 ] && [ -e fault ]; then cat fault; else cat well; fi\n'
     )
     program.chmod(0o755)
-    job = start_job(spares=1, policy=ROOMY, gates=(GATE,))
-    job.held_at(GATE)
-    words = [sys.executable, "-m", "midstep.cli.main", "detect", str(job.directory), "--npu-smi"]
-    paths = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    with subprocess.Popen(
-        [*words, "--node-name", f"{socket.gethostname()}=node1"], env={**os.environ, "PATH": paths}
-    ) as detector:
-        try:
-            (tmp_path / "new").write_text("\tHealth Status : Critical\n\tError Code : 40F84E00\n")
-            (tmp_path / "new").rename(fault)
-            job.until(lambda status: decided(0, status), "a decision")
-            job.open_gate(GATE)
-            report = finish(job)
-        finally:
-            detector.kill()
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
-    (incident,) = report["incidents"]
-    assert incident["rung"] == "recover"
-    (said,) = incident["reports"]
+    def strike() -> None:
+        (tmp_path / "new").write_text("\tHealth Status : Critical\n\tError Code : 40F84E00\n")
+        (tmp_path / "new").rename(fault)
+
+    said = moved_by(start_job, ROOMY, ("--npu-smi", "--node-name", f"{socket.gethostname()}=node1"), strike)
     assert (said["code"], said["node"], said["device"], said["rank"]) == ("40F84E00", "node1", 1, 3)
-    assert_nobody_harmed(incident, {2, 3})
