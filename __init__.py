@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .adapters.ddp import TrainState
     from .launch import ray as ray
     from .launch.watching import JobView, watch
+    from .processor.actions import register_action
     from .processor.building import building
     from .processor.callbacks import Lifecycle, Recovery
     from .processor.resilient import device, init_process_group, report, resilient
@@ -31,6 +32,7 @@ _HOMES = {
     "building": "processor.building",
     "device": "processor.resilient",
     "init_process_group": "processor.resilient",
+    "register_action": "processor.actions",
     "replicated": "processor.values",
     "report": "processor.resilient",
     "resilient": "processor.resilient",
@@ -50,6 +52,7 @@ __all__ = [
     "building",
     "device",
     "init_process_group",
+    "register_action",
     "replicated",
     "report",
     "resilient",

@@ -19,7 +19,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 RUNGS = tuple(rung.value for rung in Rung if rung is not Rung.STOP)
 
 
-def _control(command: _Command) -> _Command:
+def control(command: _Command) -> _Command:
     """Add what every control takes: the job, the reason, and how to reach it from elsewhere."""
     why = click.option("--why", required=True, metavar="TEXT", help="The reason; it is kept in the job's journal.")
     job = click.argument("job", required=False, metavar="[JOB]")
@@ -53,7 +53,7 @@ def _leave(node: str, job: str | None, why: str, where: tuple[str | None, Path |
 @click.command("pause", cls=Command)
 @_for_option("1h", "For how long, at most 7d: 90s, 10m, 2h. A pause that is forgotten ends by itself.")
 @click.option("--end", is_flag=True, help="Train on now.")
-@_control
+@control
 def pause(
     *, job: str | None, why: str, for_s: float, end: bool, controller: str | None, token_file: Path | None
 ) -> None:
@@ -75,7 +75,7 @@ def pause(
 
 
 @click.command("save", cls=Command)
-@_control
+@control
 def save(*, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     """Have a checkpoint written at the next step boundary, beside those that the policy asks for.
 
@@ -90,7 +90,7 @@ def save(*, job: str | None, why: str, controller: str | None, token_file: Path 
 
 @click.command("restart", cls=Command)
 @click.argument("rank", type=RANK)
-@_control
+@control
 def restart(*, rank: int, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     """Give RANK another process on its node, between two steps.
 
@@ -106,7 +106,7 @@ def restart(*, rank: int, job: str | None, why: str, controller: str | None, tok
 
 @click.command("drain", cls=Command)
 @click.argument("node")
-@_control
+@control
 def drain(*, node: str, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     """Move the ranks of NODE to a spare node at a step boundary, and do not use NODE until it is released.
 
@@ -122,7 +122,7 @@ def drain(*, node: str, job: str | None, why: str, controller: str | None, token
 
 @click.command("isolate", cls=Command)
 @click.argument("node")
-@_control
+@control
 def isolate(*, node: str, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     """Leave NODE at once, and do not use it until it is released.
 
@@ -138,7 +138,7 @@ def isolate(*, node: str, job: str | None, why: str, controller: str | None, tok
 
 @click.command("release", cls=Command)
 @click.argument("node")
-@_control
+@control
 def release(*, node: str, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     """Use NODE again, which an operator had drained or isolated, or which had failed too often.
 
@@ -156,7 +156,7 @@ def release(*, node: str, job: str | None, why: str, controller: str | None, tok
 @click.option("--force", type=click.Choice(RUNGS), help="Take no cheaper rung than this one.")
 @click.option("--allow", is_flag=True, help="End all that was forbidden or forced.")
 @_for_option("1h", "For how long, at most 7d. What is forgotten ends by itself.")
-@_control
+@control
 def rungs(
     *,
     job: str | None,
@@ -182,16 +182,16 @@ def rungs(
     """
     if sum((forbid is not None, force is not None, allow)) != 1:
         raise click.UsageError("write one of --forbid RUNG, --force RUNG and --allow.")
-    control: c.Control = c.AllowRungs()
+    asked: c.Control = c.AllowRungs()
     if forbid is not None:
-        control = c.ForbidRung(Rung(forbid), for_s)
+        asked = c.ForbidRung(Rung(forbid), for_s)
     elif force is not None:
-        control = c.ForceRung(Rung(force), for_s)
-    _ask(control, job, why, controller, token_file)
+        asked = c.ForceRung(Rung(force), for_s)
+    _ask(asked, job, why, controller, token_file)
 
 
 @click.command("acknowledge", cls=Command)
-@_control
+@control
 def acknowledge(*, job: str | None, why: str, controller: str | None, token_file: Path | None) -> None:
     """Say that you have seen what the job asks for, and what you do about it. It changes nothing but what is shown.
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "clusterd": "Speak for a job with MindCluster's ClusterD.",
     "inject": "Cause a fault on purpose, now or at an injection point of a step or a recovery.",
     "pause": "Have all ranks stand still between two steps for a while, or train on.",
+    "perform": "Have ranks perform an action between two steps: switch network cards, test devices.",
     "save": "Have a checkpoint written at the next step boundary.",
     "restart": "Give a rank another process, between two steps.",
     "drain": "Move the ranks of a node to a spare one, between two steps.",

@@ -215,6 +215,10 @@ class FakeHcclGroup(dist.ProcessGroup):
                 break
         self._keys.clear()
 
+    def _set_switch_nic_comm(self, rank: int, count: int, ranks: list[int], use_backup: list[bool]) -> bool:
+        """Say that the network cards were switched; there are none."""
+        return count == len(ranks) == len(use_backup)
+
     def set_watchdog_status(self, status: int) -> None:
         """Record whether the watchdog would run."""
         self.watchdog = status

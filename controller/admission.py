@@ -110,7 +110,8 @@ _OF_A_NODE = (
     m.NodeWords,
     m.RanksReported,
 )
-_OfARank = m.RankJoined | m.RankQuiesced | m.RankReady | m.StepCommitted | m.RankFinished | m.CheckpointSaved
+_WithoutIncarnation = m.CheckpointSaved | m.ActionEnded
+_OfARank = m.RankJoined | m.RankQuiesced | m.RankReady | m.StepCommitted | m.RankFinished | _WithoutIncarnation
 _WITH_REPORT = (m.RankJoined, m.RankQuiesced)
 _OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
 _WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
@@ -167,7 +168,7 @@ def _refusal_of_ranks_word(
     if word.rank != said.rank:
         return "about another rank"
     # Another incarnation of the rank on this node is for the machine to judge: it knows which one is the present one.
-    if isinstance(word, m.CheckpointSaved) or word.incarnation == said.incarnation:
+    if isinstance(word, _WithoutIncarnation) or word.incarnation == said.incarnation:
         return None
     return None if placement.node_of(said.rank, word.incarnation) == identity else "about a process of another node"
 

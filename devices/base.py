@@ -6,7 +6,7 @@ deal with that; everything else about a device is left to the framework.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -121,5 +121,13 @@ class Device(Protocol):
         """Inject a fault, in the train thread, and raise what the device would.
 
         Raises ConfigurationError if this device cannot do it.
+        """
+        ...
+
+    def actions(self) -> "Mapping[str, Callable[[Mapping[str, str]], str]]":
+        """Return the actions that operators may have this device perform while ranks are held, by name.
+
+        Each takes the arguments of the operator and returns what is to be told; an exception says that it failed.
+        Called in a thread of its own, while the train thread waits.
         """
         ...

@@ -1,6 +1,6 @@
 """The CPU as a device: its operators run in the train thread, so there is nothing to stop or clean."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import ConfigurationError
@@ -70,3 +70,7 @@ class CpuDevice:
         raise ConfigurationError(
             f"{action} is a fault of an NPU, and this job runs on the CPU. Use `midstep run --device fake`."
         )
+
+    def actions(self) -> "Mapping[str, Callable[[Mapping[str, str]], str]]":
+        """Return no action."""
+        return {}

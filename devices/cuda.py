@@ -127,6 +127,10 @@ class CudaDevice:
         _FAULT_ACTIONS[action]()
         torch.cuda.synchronize(self._index)
 
+    def actions(self) -> Mapping[str, Callable[[Mapping[str, str]], str]]:
+        """Return no action."""
+        return {}
+
 
 def train_small_step(device: torch.device, dtype: torch.dtype) -> None:
     """Train a step of a very small transformer, with the operators that most models use.

@@ -25,6 +25,7 @@ DEVICE = torch.device("cpu")
 default_generators = (torch.Generator(),)  # a script that draws on the device draws from here, and not from torch's
 _thread = threading.local()
 _LATE_US = 150_000  # age of an error that is reported late
+_STRESS_SIDE = 256
 _RUN, _STOP = 1, 2  # what torch-npu sets for the watchdog
 
 
@@ -96,6 +97,22 @@ def restart_device(
     for backend in _backends():
         backend.clear_workmeta_list()
         backend.set_watchdog_status(_RUN)
+
+
+def _comm_switch_nic(ranks: list[int], useBackup: list[bool]) -> bool:  # noqa: N803
+    """As torch_npu.npu._comm_switch_nic: tells all communicators; False if one has refused."""
+    rank = int(os.environ["RANK"])
+    answers = [each._set_switch_nic_comm(rank, len(ranks), ranks, useBackup) for each in _backends()]
+    return all(answers)
+
+
+def stress_detect(detect_type: str = "aic") -> int:
+    """As torch_npu.npu.stress_detect, of the cores only: 0 well, 1 not to be executed."""
+    CHIP.check()
+    if detect_type != "aic":
+        return 1
+    side = torch.full((_STRESS_SIDE, _STRESS_SIDE), 1.0, dtype=torch.float64)
+    return 0 if bool(((side @ side) == _STRESS_SIDE).all()) else 2
 
 
 def check_uce_in_memory(device_id: int) -> int:
@@ -284,6 +301,8 @@ npu = SimpleNamespace(
     stop_device=stop_device,
     restart_device=restart_device,
     check_uce_in_memory=check_uce_in_memory,
+    _comm_switch_nic=_comm_switch_nic,
+    stress_detect=stress_detect,
     get_rng_state=get_rng_state,
     set_rng_state=set_rng_state,
     default_generators=default_generators,

@@ -7,7 +7,7 @@ from the sources of torch-npu; docs/npu.md says what of it was never run on an N
 import gc
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,14 @@ QUEUE_ENDED = (
     "the task queue of device {device} has ended, and what was queued since has not been run. The process exits for "
     "this inner error; an earlier exception says which one it was"
 )
+# The results of stress_detect, as MindCluster's TaskD tells them apart.
+STRESS_RESULTS = {
+    0: "OK",
+    1: "exec failed",
+    2: "find fault rank",
+    3: "exec timeout",
+    4: "voltage recovery failed",
+}
 # What check_uce_in_memory returns.
 NOTHING, OUTSIDE, TEMPORARY, PERSISTENT = 0, 1, 2, 3
 
@@ -202,6 +210,38 @@ class NpuDevice:
             raise ConfigurationError(f"{action} can only be injected on the fake device: `midstep run --device fake`")
         inject(action)
 
+    def actions(self) -> Mapping[str, Callable[[Mapping[str, str]], str]]:
+        """Return what MindCluster has ranks do between two steps: switch network cards, test the device under load."""
+        return {"switch_nic": self._switch_nic, "stress_test": self._stress_test}
+
+    def _switch_nic(self, arguments: Mapping[str, str]) -> str:
+        """Have all communicators use the backup network card of `ranks`, or the first one again. On all ranks."""
+        ranks = _numbers(arguments, "ranks")
+        use_backup = [number != 0 for number in _numbers(arguments, "use_backup")]
+        if len(ranks) != len(use_backup):
+            raise ConfigurationError(
+                f"switch_nic: {len(ranks)} ranks and {len(use_backup)} values of use_backup: give one for each rank"
+            )
+        self._library.npu.set_device(self._here())
+        if not self._library.npu._comm_switch_nic(ranks, use_backup):
+            raise RecoveryError("the network cards were not switched: _comm_switch_nic returned False")
+        return "switched"
+
+    def _stress_test(self, arguments: Mapping[str, str]) -> str:
+        """Test the cores of the device under load, for minutes."""
+        operation = arguments.get("operation", "aic")
+        if operation != "aic":
+            raise ConfigurationError(
+                f"stress_test: operation={operation} is not there. The test of links (hccs) makes process groups of "
+                "its own, which a process that replaces one would not have: use operation=aic"
+            )
+        self._library.npu.set_device(self._here())
+        code = int(self._library.npu.stress_detect())
+        result = f"{code}-{STRESS_RESULTS.get(code, STRESS_RESULTS[1])}"
+        if code:
+            raise RecoveryError(result)
+        return result
+
     def _here(self) -> int:
         if self._device is None:
             self._device = self._library.npu.current_device()
@@ -235,6 +275,15 @@ def _name(comm: Path) -> str:
         return comm.read_text().strip()
     except OSError:
         return ""
+
+
+def _numbers(arguments: Mapping[str, str], key: str) -> list[int]:
+    """Return the numbers of an argument, with commas between them. Raises ConfigurationError."""
+    given = arguments.get(key, "")
+    try:
+        return [int(each) for each in given.split(",")]
+    except ValueError as error:
+        raise ConfigurationError(f"switch_nic: {key}={given!r}: allowed: numbers with commas between them") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -42,6 +42,8 @@ CALLS = (
     Call("npu.set_rng_state", "put the device's random numbers back", ("new_state", "device")),
     Call("npu._recovery.check_npu_tensor_is_safe", "find the tensors that an error has damaged", ("tensor_obj",)),
     Call("npu._recovery.update_npu_tensor_to_safe", "use a tensor again once it is repaired", ("tensor_obj",)),
+    Call("npu._comm_switch_nic", "have communicators use other network cards", ("ranks", "useBackup")),
+    Call("npu.stress_detect", "test the device's cores under load"),
     Call("distributed.reinit_process_group", "rebuild communicators in place", ("group", "rebuild_link")),
 )
 
@@ -51,6 +53,7 @@ BACKEND_METHODS = (
     "abort_hccl_comm",
     "clear_workmeta_list",
     "resume_hccl_comm",
+    "_set_switch_nic_comm",
     "set_watchdog_status",
     "_delete_tcpstore_key",
 )

@@ -19,7 +19,7 @@ from ..devices import device_named
 from ..protocol import environment as env
 from ..protocol import errors
 from ..protocol.blackbox import BlackBox
-from ..protocol.messages import ArmFault, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
+from ..protocol.messages import ArmFault, CallAction, Envelope, FaultReported, Message, Quiesce, Rejoin, Release, Resume
 from ..protocol.messages import SaveCheckpoint as Save
 from ..protocol.rank_logs import debug_log
 from ..protocol.types import (
@@ -34,6 +34,7 @@ from ..protocol.types import (
     rank_address,
 )
 from . import built_ahead
+from .actions import ActionCalls
 from .callbacks import Callbacks
 from .client import Client
 from .debug_log import DebugLog, StackDump
@@ -101,6 +102,7 @@ class Runtime:
         self.step_clock.generation(generation)
         self.communicator.watch(self.step_clock)
         self.session = Session(self.rank, self.incarnation, generation)
+        self._actions = ActionCalls(self.rank, self.device.actions, self.post)
         self.trained_generation = generation  # of the step under way; the session may have heard of the next one
         self.local_states = LocalStateCopies(rank=self.rank, black_box=self.black_box, communicator=self.communicator)
         if not built_ahead.is_waiting():
@@ -339,6 +341,11 @@ class Runtime:
         body = envelope.body
         if isinstance(body, ArmFault):
             self.injection_points.arm(body.fault)
+            return
+        if isinstance(body, CallAction):
+            with self._changed:
+                held = self.session.stage is SessionStage.PARKED and not self.session.quiescing
+            self._actions.call(body, held=held)
             return
         if not isinstance(body, Quiesce | Rejoin | Resume | Release | Save):
             return

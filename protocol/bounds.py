@@ -19,6 +19,7 @@ LONGEST_NAME = 512  # of a node, a code, a fault, a shard
 LONGEST_TEXT = 10_000  # for people
 LONGEST_PATH = 4096
 MOST_OF_A_NODE = 4096  # processes
+MOST_RANKS = 262_144  # of a job
 MOST_NODES = 65_536
 MOST_CONTROLLERS = 64  # an agent connects to each in turn
 MOST_OF_A_RANK = 65_536  # shards, checkpoints, copies

@@ -12,12 +12,21 @@ import msgspec
 
 from .bounds import LONGEST_TEXT
 from .errors import ForeignVersion, MalformedMessage, OversizedMessage
-from .messages import CheckpointSaved, Envelope, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused
+from .messages import (
+    ActionEnded,
+    CheckpointSaved,
+    Envelope,
+    FaultReported,
+    NodeChecked,
+    NodeGoing,
+    NodeLost,
+    NodeRefused,
+)
 
 PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 8  # a frame has a head
-_WITH_TEXT = (CheckpointSaved, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused)
+_WITH_TEXT = (ActionEnded, CheckpointSaved, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused)
 _CUT = " ... (cut)"
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)

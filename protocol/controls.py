@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .bounds import Count, Name, Rank, Seconds
+from .bounds import MOST_RANKS, Count, Name, Rank, Seconds, Text
 from .types import ArmedFault, Rung
 
 MOST_S = 86_400.0 * 7
@@ -17,9 +17,12 @@ MOST_RECORDS = 100  # the latest are kept in the status; the journal has all
 MOST_WHY = 1000  # characters
 
 MOST_FAILOVER_S = 86_400
+MOST_ACTION_S = 7200.0
+MOST_ARGUMENTS = 32
 
 Duration = Annotated[float, Meta(gt=0, le=MOST_S)]
 Why = Annotated[str, Meta(min_length=1, max_length=MOST_WHY)]
+Arguments = Annotated[dict[Name, Text], Meta(max_length=MOST_ARGUMENTS)]
 
 
 class PauseTraining(msgspec.Struct, frozen=True, tag=True):
@@ -76,6 +79,15 @@ class InjectFault(msgspec.Struct, frozen=True, tag=True):
     fault: ArmedFault
 
 
+class PerformAction(msgspec.Struct, frozen=True, tag=True):
+    """Have these ranks (None: all) call the action of this name, while an operator's pause holds them."""
+
+    action: Name
+    arguments: Arguments
+    ranks: Annotated[tuple[Rank, ...], Meta(min_length=1, max_length=MOST_RANKS)] | None
+    within_s: Annotated[float, Meta(gt=0, le=MOST_ACTION_S)]
+
+
 class PromoteController(msgspec.Struct, frozen=True, tag=True):
     """Let another controller, which stands by, lead."""
 
@@ -101,6 +113,7 @@ Control = (
     | AllowRungs
     | Acknowledge
     | InjectFault
+    | PerformAction
     | LeadControl
 )
 
@@ -115,6 +128,7 @@ _IN_WORDS: dict[type[Control], str] = {
     AllowRungs: "allow all rungs",
     Acknowledge: "acknowledge",
     InjectFault: "cause a fault: {0.fault.action} rank {0.fault.rank}",
+    PerformAction: "perform {0.action}",
     PromoteController: "let controller {0.controller} lead",
     PauseFailover: "let no standby take over for {0.for_s} s",
 }
@@ -181,6 +195,31 @@ class Wish(msgspec.Struct, frozen=True):
     until_s: Seconds  # then it is not wished for any more
 
 
+class ActionResult(msgspec.Struct, frozen=True):
+    """The answer of a rank that has performed an action. `text`: the action's own, or why it failed."""
+
+    rank: Rank
+    succeeded: bool
+    text: str
+
+
+class StandingAction(msgspec.Struct, frozen=True):
+    """The latest action of ranks that were held. `number`: of its record. `waiting`: ranks that have not answered."""
+
+    number: Count
+    control: PerformAction
+    until_s: Seconds
+    waiting: frozenset[int]
+    results: tuple[ActionResult, ...] = ()
+
+    @property
+    def outcome(self) -> str:
+        """Say how many ranks have performed it, and why the first one that failed has."""
+        failed = [result for result in self.results if not result.succeeded]
+        told = f"performed by {len(self.results) - len(failed)} of {len(self.results) + len(self.waiting)} ranks"
+        return f"{told}; rank {failed[0].rank}: {failed[0].text}" if failed else told
+
+
 class Controls(msgspec.Struct, frozen=True):
     """All that operators want of a job now, and what they have done."""
 
@@ -190,3 +229,4 @@ class Controls(msgspec.Struct, frozen=True):
     records: tuple[ControlRecord, ...] = ()
     counted: Count = 0  # records, those that were dropped as well
     acknowledged: ControlRecord | None = None
+    action: StandingAction | None = None

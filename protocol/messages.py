@@ -14,7 +14,9 @@ from msgspec import Meta
 
 from .bounds import LONGEST_TEXT, MOST_CONTROLLERS, MOST_OF_A_NODE, Count, Name, Number, Rank
 from .compat import StrEnum
+from .controls import Arguments
 from .reports import (
+    ActionEnded,
     CheckpointSaved,
     FaultReported,
     GoingCause,
@@ -46,8 +48,10 @@ from .types import ArmedFault, JobSpec, Rendezvous, RepairPart
 
 __all__ = [
     "Ack",
+    "ActionEnded",
     "ArmFault",
     "BuildAhead",
+    "CallAction",
     "CheckNode",
     "CheckpointSaved",
     "Command",
@@ -117,6 +121,7 @@ Report = (
     | StepCommitted
     | RankFinished
     | CheckpointSaved
+    | ActionEnded
     | ProgressReported
     | NodeHeartbeat
 )
@@ -250,7 +255,18 @@ class ArmFault(msgspec.Struct, frozen=True, tag=True):
     fault: ArmedFault
 
 
-RankCommand = Quiesce | Rejoin | Resume | Release | SaveCheckpoint | ArmFault
+class CallAction(msgspec.Struct, frozen=True, tag=True):
+    """Call the action of this name, while the rank is held between two steps, and answer with ActionEnded.
+
+    `number`: of the operator's order. One that was called already is not called again.
+    """
+
+    number: Count
+    action: Name
+    arguments: Arguments
+
+
+RankCommand = Quiesce | Rejoin | Resume | Release | SaveCheckpoint | ArmFault | CallAction
 """A command that a rank carries out."""
 
 
@@ -394,6 +410,7 @@ Command = (
     | SaveCheckpoint
     | ProbeProgress
     | ArmFault
+    | CallAction
     | OrderRanks
     | CheckNode
     | CreateNode

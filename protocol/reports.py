@@ -257,7 +257,18 @@ class CheckpointSaved(msgspec.Struct, frozen=True, tag=True):
     error: Text = ""
 
 
-RankWord = FaultReported | RankJoined | RankQuiesced | RankReady | StepCommitted | RankFinished | CheckpointSaved
+class ActionEnded(msgspec.Struct, frozen=True, tag=True):
+    """Answer to CallAction. `text`: what the action returned, or why it failed."""
+
+    rank: Rank
+    number: Count
+    succeeded: bool
+    text: Text
+
+
+RankWord = (
+    FaultReported | RankJoined | RankQuiesced | RankReady | StepCommitted | RankFinished | CheckpointSaved | ActionEnded
+)
 """A report that a rank makes itself."""
 
 

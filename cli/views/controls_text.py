@@ -7,6 +7,7 @@ from rich.text import Text
 from ...protocol.controls import ControlRecord, words_of
 from ...protocol.incidents import JobStatus
 from ...protocol.types import OPERATOR
+from ...protocol.wording import ranks_text
 from .wording import cell, clock_text, count_text, duration_text, telling_line
 
 
@@ -22,6 +23,11 @@ def standing(status: JobStatus) -> Iterator[str]:
         left = duration_text(max(0.0, controls.pause.until_s - now))
         how = "all ranks stand still" if status.held else "the ranks stop at the next step boundary"
         yield f"paused, {how}, for {left} more: {telling_line(controls.pause.asked.text)}"
+    action = controls.action
+    if action is not None and action.waiting:
+        left = duration_text(max(0.0, action.until_s - now))
+        ranks = ranks_text(action.waiting)
+        yield f"{cell(action.control.action)} is performed: {ranks} may take {left} more"
     for wish in controls.wishes:
         yield f"at the next step boundary: {words_of(wish.control)}: {telling_line(wish.asked.text)}"
     for order in controls.rungs:

@@ -8,7 +8,7 @@ An incident that comes between goes first. What was wanted still stands after it
 While ranks are held they are told so again and again, as a process that hears no controller for long ends by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,12 +16,12 @@ import msgspec
 from ...policies.ladder import Ladder
 from ...policies.schema import changes, obstacle
 from ...protocol import controls as c
-from ...protocol.messages import Quiesce
+from ...protocol.messages import ActionEnded, CallAction, Quiesce
 from ...protocol.types import CONTROLLER, OPERATOR, Assertion, Decision, FaultKind, FaultReport, Rung, rank_address
 from . import topic as do
 from .events import ControlRequested, PolicyApplied
 from .state import OVER, JobState, Phase, PlannedChange
-from .topic import ALIVE, Follow, Recs, Row, Topic
+from .topic import ALIVE, Follow, Owed, Recs, Row, Topic
 from .world import DONE, NodeState
 
 WISH_S = 1800.0  # what could not be done at a boundary for so long is not wished for any more
@@ -126,6 +126,8 @@ def _pause(state: JobState, control: c.PauseTraining, asked: c.Asked) -> Answere
 def _end_pause(state: JobState, control: c.EndPause, asked: c.Asked) -> Answered:
     if state.controls.pause is None:
         return Answered("the job is not paused", refused=True)
+    if state.controls.action is not None and state.controls.action.waiting:
+        return Answered("ranks perform an action, which ends first: see `midstep status`", refused=True)
     _want(state, pause=None)
     return Answered("all ranks train on", [do.EndHold()])
 
@@ -150,6 +152,8 @@ def _follow(state: JobState) -> Recs:
     wanted = state.controls
     if (wanted.pause is None and not wanted.wishes) or state.world.has(*DONE):
         return None
+    if wanted.action is not None and wanted.action.waiting:
+        _end_action(state, wanted.action, "a fault came between")
     if wanted.pause is not None and wanted.pause.until_s <= state.now:
         _want(state, pause=None)
         return [do.EndHold()]
@@ -181,13 +185,19 @@ def _change_for(state: JobState, wanted: c.Controls) -> PlannedChange:
 
 def _hold(state: JobState, _: do.HoldRanks) -> Recs:
     """Hold the ranks, which all stand at the boundary, until the pause is over; tell them so in time."""
-    pause = state.controls.pause
+    pause, action = state.controls.pause, state.controls.action
+    waited_for = action is not None and bool(action.waiting)
+    if action is not None and waited_for and action.until_s <= state.now:
+        _end_action(state, action, f"no answer within {action.control.within_s:g} s")
+        waited_for = False
     if pause is None or pause.until_s <= state.now:
         _want(state, pause=None)
         return [do.EndHold()]
     for holder in state.world.holders:
         state.send(rank_address(holder.rank), Quiesce(holder.rank, state.generation))
     state.limit(min(pause.until_s - state.now, state.policy.deadlines.orders_s / HOLD_SHARE))
+    if action is not None and waited_for:
+        state.hurry(action.until_s)
     return None
 
 
@@ -195,12 +205,77 @@ def _wish_done(state: JobState, rec: do.WishDone) -> Recs:
     """Drop a wish, and write down what has become of it, if its record is still kept."""
     wanted = state.controls
     _want(state, wishes=tuple(each for each in wanted.wishes if each.number != rec.wish))
-    place = rec.wish - 1 - (wanted.counted - len(wanted.records))
-    if place >= 0:
-        done = msgspec.structs.replace(wanted.records[place], outcome=rec.outcome)
-        _want(state, records=(*wanted.records[:place], done, *wanted.records[place + 1 :]))
-    state.say(f"what an operator wished for: {rec.outcome}")
+    _came_of(state, rec.wish, rec.outcome)
     return None
+
+
+def _came_of(state: JobState, number: int, outcome: str) -> None:
+    """Write down what has become of a control, if its record is still kept."""
+    wanted = state.controls
+    place = number - 1 - (wanted.counted - len(wanted.records))
+    if place >= 0:
+        done = msgspec.structs.replace(wanted.records[place], outcome=outcome)
+        _want(state, records=(*wanted.records[:place], done, *wanted.records[place + 1 :]))
+    state.say(f"what an operator wished for: {outcome}")
+
+
+# --- actions of held ranks --------------------------------------------------------------------------------------------
+
+
+def _perform(state: JobState, control: c.PerformAction, asked: c.Asked) -> Answered:
+    """Have held ranks call an action; the pause lasts until all have answered, or the time for it is over."""
+    pause, before = state.controls.pause, state.controls.action
+    ranks = frozenset(control.ranks if control.ranks is not None else range(state.world.size))
+    unknown = sorted(ranks - set(range(state.world.size)))
+    if unknown:
+        return Answered(f"there is no rank {unknown[0]}: the world has ranks 0 to {state.world.size - 1}", refused=True)
+    if pause is None or not state.planned.holding:
+        return Answered("the ranks do not stand still: `midstep pause` first, and wait until they do", refused=True)
+    if before is not None and before.waiting:
+        return Answered(f"{len(before.waiting)} ranks still perform {before.control.action}", refused=True)
+    until_s = state.now + control.within_s
+    action = c.StandingAction(state.controls.counted + 1, control, until_s, ranks)
+    _want(state, action=action, pause=c.StandingPause(max(pause.until_s, until_s), pause.asked))
+    for rank in sorted(ranks):
+        state.send(rank_address(rank), _call_of(action))
+    state.hurry(until_s)
+    return Answered(f"{len(ranks)} ranks perform it, for {control.within_s:g} s at most")
+
+
+def _call_of(action: c.StandingAction) -> CallAction:
+    return CallAction(action.number, action.control.action, action.control.arguments)
+
+
+def _on_action_ended(state: JobState, event: ActionEnded) -> Recs:
+    action = state.controls.action
+    if action is None or event.number != action.number or event.rank not in action.waiting:
+        state.ignore("answer to an action that is over")
+        return None
+    result = c.ActionResult(event.rank, event.succeeded, event.text)
+    _note(state, action, action.waiting - {event.rank}, (*action.results, result))
+    return None
+
+
+def _end_action(state: JobState, action: c.StandingAction, why: str) -> None:
+    """Wait no longer for the ranks that have not answered."""
+    failed = (c.ActionResult(rank, False, why) for rank in sorted(action.waiting))
+    _note(state, action, frozenset(), (*action.results, *failed))
+
+
+def _note(
+    state: JobState, action: c.StandingAction, waiting: frozenset[int], results: tuple[c.ActionResult, ...]
+) -> None:
+    action = msgspec.structs.replace(action, waiting=waiting, results=results)
+    _want(state, action=action)
+    if not waiting:
+        _came_of(state, action.number, action.outcome)
+
+
+def _owes_calls(state: JobState) -> Iterator[Owed]:
+    """Yield the calls that may not have arrived."""
+    action = state.controls.action
+    if action is not None:
+        yield from ((rank_address(rank), _call_of(action)) for rank in sorted(action.waiting))
 
 
 # --- nodes, rungs, and what was seen ----------------------------------------------------------------------------------
@@ -274,13 +349,19 @@ _CONTROLS: dict[type, Callable[[JobState, Any, c.Asked], Answered]] = {
     c.AllowRungs: _allow,
     c.Acknowledge: lambda state, control, asked: Answered("noted"),
     c.InjectFault: _inject,
+    c.PerformAction: _perform,
     c.PromoteController: lambda state, control, asked: Answered("handed to the controllers"),
     c.PauseFailover: lambda state, control, asked: Answered("handed to the controllers"),
 }
 
 CONTROLS = Topic(
     name="controls",
-    takes=(Row(ALIVE, ControlRequested, _on_control_requested), Row(ALIVE, PolicyApplied, _on_policy_applied)),
+    takes=(
+        Row(ALIVE, ControlRequested, _on_control_requested),
+        Row(ALIVE, PolicyApplied, _on_policy_applied),
+        Row(ALIVE, ActionEnded, _on_action_ended),
+    ),
     answers={do.HoldRanks: _hold, do.WishDone: _wish_done},
     follows=Follow(frozenset({Phase.RUNNING}), _follow),
+    owes=_owes_calls,
 )

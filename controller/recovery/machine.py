@@ -97,7 +97,7 @@ from .spares import SPARES
 from .start import START, wait_for_nodes
 from .state import Arrivals, JobState, Phase
 from .topic import ALIVE, Owed, PhaseLimit, Recommendation, Recs, Row, Rule, Topic
-from .world import NOT_STOPPED, REACHABLE, Meeting, Node, NodeState, World
+from .world import REACHABLE, Meeting, Node, NodeState, World
 
 TOPICS = (
     HARDWARE,
@@ -310,9 +310,7 @@ class RecoveryMachine:
             controls=state.controls,
             rules=state.rules,
             policy_changes=applied_number(state),
-            held=state.controls.pause is not None
-            and state.phase is Phase.PAUSING
-            and not state.world.has(*NOT_STOPPED),
+            held=state.planned.holding,
         )
 
 

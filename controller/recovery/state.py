@@ -230,13 +230,14 @@ class Planned:
         newcomer = None if self.current is None or rank is None else self.current.newcomers.get(rank)
         return newcomer if newcomer is not None and newcomer.incarnation == incarnation else None
 
-    def before_boundary(self, committed: int) -> bool:
-        """Return whether a rank that has committed so many steps has yet to reach the boundary.
+    @property
+    def holding(self) -> bool:
+        """Return whether all ranks stand still between two steps, for an operator."""
+        return self.current is not None and self.current.stage is Stage.HOLDING
 
-        Only there does it stop in this generation: what it says of an earlier stop is of how it came into it.
-        """
-        change = self.current
-        return change is not None and change.after_step is not None and committed < change.after_step
+    def before_boundary(self, committed: int) -> bool:
+        """Say if a rank of so many steps has yet to reach the boundary: a stop that it reports is one before it."""
+        return self.current is not None and committed < (self.current.after_step or 0)
 
     def what_is_wrong(self, node: str) -> str:
         """Say in words why a node is to be left."""

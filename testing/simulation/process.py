@@ -204,6 +204,8 @@ class Process(FakeProcess, PlayedThread):
         body = envelope.body
         if isinstance(body, m.ArmFault):
             self.inject(body.fault.action)
+        elif isinstance(body, m.CallAction):
+            self.post(m.ActionEnded(self.rank, body.number, True, body.action))
         elif isinstance(body, Order):
             if isinstance(body, m.Quiesce):
                 self.repeat_itself()

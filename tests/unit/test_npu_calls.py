@@ -27,6 +27,10 @@ def library() -> Any:
     recovery = SimpleNamespace(
         check_npu_tensor_is_safe=lambda tensor_obj: True, update_npu_tensor_to_safe=lambda tensor_obj: None
     )
+
+    def switch_nic(ranks: list[int], useBackup: list[bool]) -> bool:  # noqa: N803
+        return True
+
     npu = SimpleNamespace(
         Event=Event,
         restart_device=restart_device,
@@ -41,6 +45,8 @@ def library() -> Any:
         empty_cache=lambda: None,
         get_allocator_backend=lambda: "native",
         get_rng_state=lambda device="npu": None,
+        _comm_switch_nic=switch_nic,
+        stress_detect=lambda: 0,
         set_rng_state=lambda new_state, device="npu": None,
     )
     return SimpleNamespace(

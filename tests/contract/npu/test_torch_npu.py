@@ -65,7 +65,8 @@ def test_what_torch_npu_calls_on_a_backend_is_what_midsteps_groups_hand_on(versi
     """A method that appears in a new version would be missing behind midstep's groups, and in the fake."""
     sources = Sources(fetched(version).sources)
     called = set()
-    for name in ("npu.stop_device", "npu.restart_device", "distributed.reinit_process_group"):
+    names = ("npu.stop_device", "npu.restart_device", "distributed.reinit_process_group")
+    for name in (*names, "distributed.distributed_c10d._comm_switch_nic"):
         definition = sources.find(name)
         assert definition is not None
         called |= {
