@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from ..protocol.bounds import LONGEST_NAME, LONGEST_TEXT
-from ..protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.messages import ActionEnded, CallAction
 
 RankAction = Callable[[Mapping[str, str]], object]
@@ -80,7 +80,9 @@ class ActionCalls:
             told = action(command.arguments)
         except BaseException as error:  # of a script's own, SystemExit too: the operator waits for an answer
             _log.exception("the action %s has failed", command.action)
-            self._end(command, False, f"{type(error).__name__}: {error}")
+            self._end(
+                command, False, str(error) if isinstance(error, MidstepError) else f"{type(error).__name__}: {error}"
+            )
         else:
             self._end(command, True, "" if told is None else str(told))
 

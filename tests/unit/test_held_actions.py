@@ -180,8 +180,14 @@ def test_an_action_that_raises_has_failed_whatever_it_raises() -> None:
     def leave(_: Mapping[str, str]) -> None:
         raise SystemExit("no")
 
+    def fail(_: Mapping[str, str]) -> None:
+        raise RecoveryError("2-find fault rank")
+
     register_action("leave", leave)
-    assert Rank().ask(1, "leave") == ActionEnded(1, 1, False, "SystemExit: no")
+    register_action("fail", fail)
+    rank = Rank()
+    assert rank.ask(1, "leave") == ActionEnded(1, 1, False, "SystemExit: no")
+    assert rank.ask(2, "fail") == ActionEnded(1, 2, False, "2-find fault rank")
 
 
 def test_an_action_that_is_not_there_is_told_with_those_that_are() -> None:
