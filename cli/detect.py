@@ -70,7 +70,7 @@ ASK_S = 10.0
     "--kernel-log",
     type=click.Choice([KMSG, STDIN]),
     metavar=f"{KMSG}|-",
-    help="Report the Xid events that NVIDIA's driver writes to this machine's kernel log: read from there, or, with -, "
+    help="Report what the drivers of GPUs and NPUs write to this machine's kernel log: read from there, or, with -, "
     "from lines on standard input, to their end. --node-name names the node, if it is not the host's name.",
 )
 @click.option(
@@ -119,7 +119,7 @@ def command(
     describes them, the lines, and what follows from each level.
 
     With --npu-smi the faults are those of the NPUs of this machine, as the driver's own program names them; with
-    --kernel-log those that NVIDIA's driver writes of its GPUs.
+    --kernel-log those that NVIDIA's driver writes of its GPUs (Xid events), and Ascend's of its NPUs.
 
     With --config-maps they are read from the API of Kubernetes (KUBECONFIG, or the account of a pod), which takes the
     rights to list and to watch ConfigMaps there.

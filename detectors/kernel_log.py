@@ -1,9 +1,16 @@
-"""Faults of NVIDIA GPUs as their driver writes them to the kernel's log: Xid events, and SXid events of NVSwitches.
+"""Faults of GPUs and NPUs as their drivers write them to the kernel's log.
 
-A process learns of an error of its own GPU when a call fails, which a GPU that has fallen off the bus may never let
-happen; the driver writes it down at once. Each event becomes one report with the code `XID<number>`. What is to be done
-about it is in `configs/fault_codes.yaml`, after the column of immediate actions in NVIDIA's catalog of Xids
-(docs.nvidia.com/deploy/xid-errors); the driver's own summary, Xid 154, names its action itself.
+A process learns of an error of its own device when a call fails, which a device that has fallen off the bus may never
+let happen; the driver writes it down at once. Each event becomes one report. What is to be done about it is in
+`configs/fault_codes.yaml`.
+
+- NVIDIA's driver writes Xid events, and SXid events of NVSwitches: the code is `XID<number>`, and its level follows the
+  column of immediate actions in NVIDIA's catalog of Xids (docs.nvidia.com/deploy/xid-errors). The driver's own summary,
+  Xid 154, names its action itself.
+- Ascend's driver writes few of its faults there, and those of the host's side: a lost heartbeat, which is the code
+  40F84E00 to MindCluster, a PCIe channel that the kernel has blocked, a device that did not start, each with a line of
+  its own; and, where a product's driver is built so, every event of its fault manager with its code. They are read as
+  the driver's source prints them (github.com/hicann/driver, docs/faults.md names the files).
 """
 
 import asyncio
@@ -38,13 +45,36 @@ _ACTIONS = {
     "Node Reboot Required": FaultLevel.RESTART_NPU,
 }
 
+# A line of Ascend's driver: the word ERROR stands before the module that writes, or behind it.
+_ASCEND = re.compile(r"\[ascend\] (?:\[ERROR\] )?\[(?P<module>\w+)\] (?:\[\w+\] )?\[\w+ \d+\] (?P<text>.*)")
+_HEARTBEAT, _BLOCKED, _NOT_STARTED = "40F84E00", "NPU-PCIE-BLOCKED", "NPU-NOT-STARTED"
+_NPU_LINES = (
+    ("drv_soft_fault", r"Heartbeat lost! \(device(?:_id)?=(\d{1,4});", _HEARTBEAT, Assertion.OCCUR),
+    ("dms_module", r"The device urgent heartbeat is lost! \(device=(\d{1,4})\)", _HEARTBEAT, Assertion.OCCUR),
+    (
+        "drv_soft_fault",  # it was lost before, and the device has been reset
+        r"Heartbeat already initialized, just start it\. \(dev_id=(\d{1,4})\)",
+        _HEARTBEAT,
+        Assertion.RECOVER,
+    ),
+    ("drv_pcie", r"Channel is blocked\. \(dev_id=(\d{1,4});", _BLOCKED, Assertion.ONCE),
+    ("drv_pcie", r"Device os load failed\. \(loader_devid=\d+; dev_id=(\d{1,4})\)", _NOT_STARTED, Assertion.ONCE),
+)
+_FAULT_MANAGER = "fault_manager"
+_MANAGED = re.compile(
+    r"event_id=0x(?P<code>[0-9a-fA-F]{4,8}); device_id=(?P<device>\d{1,4}); node_type=(?P<part>0x[0-9a-fA-F]+)\[.*?\];"
+    r" node_id=(?P<node>\d+); sub_node_id=(?P<sub_node>\d+);.*?assertion=(?P<assertion>[012])\["
+)
+_ASSERTIONS = {"0": Assertion.RECOVER, "1": Assertion.OCCUR, "2": Assertion.ONCE}
+
 _log = logging.getLogger(__name__)
 
 
 class DriverEvent(msgspec.Struct, frozen=True):
-    """One event of the driver.
+    """One event of a driver.
 
-    `place`: the GPU's or switch's on the bus, `0000:3b:00`. `level`: None where the table of codes has to say it.
+    `place`: the GPU's or switch's on the bus, `0000:3b:00`; of an NPU its number, and the part where it is named.
+    `level`: None where the table of codes has to say it. `device`: its number, where the driver names that.
     """
 
     code: str
@@ -53,6 +83,7 @@ class DriverEvent(msgspec.Struct, frozen=True):
     kind: FaultKind = FaultKind.DEVICE
     level: FaultLevel | None = None
     assertion: Assertion = Assertion.ONCE
+    device: int | None = None
 
 
 def parse_event(line: str) -> DriverEvent | None:
@@ -70,6 +101,23 @@ def parse_event(line: str) -> DriverEvent | None:
         text = found["text"].strip()
         level = FaultLevel.SEPARATE_NPU if text.startswith("Fatal") else FaultLevel.NOT_HANDLE
         return DriverEvent(f"SXID{found['number']}", _place(found["place"]), text, FaultKind.SWITCH, level)
+    if found := _ASCEND.search(line):
+        event = _npu_event(found["module"], found["text"].strip())
+        return None if event is None or (event.device or 0) > MAX_DEVICE else event
+    return None
+
+
+def _npu_event(module: str, text: str) -> DriverEvent | None:
+    if module == _FAULT_MANAGER:
+        if not (found := _MANAGED.match(text)):
+            return None
+        device, part = int(found["device"]), f"{found['part']}.{found['node']}.{found['sub_node']}"
+        assertion = _ASSERTIONS[found["assertion"]]
+        return DriverEvent(found["code"].upper(), f"NPU {device} {part}", text, assertion=assertion, device=device)
+    for written_by, pattern, code, assertion in _NPU_LINES:
+        if module == written_by and (found := re.search(pattern, text)):
+            device = int(found[1])
+            return DriverEvent(code, f"NPU {device}", text, assertion=assertion, device=device)
     return None
 
 
@@ -90,7 +138,7 @@ def device_at(place: str, gpus: Path = GPUS) -> int | None:
 
 
 class KernelLogDetector:
-    """Reports each event that the driver writes from now on."""
+    """Reports each event that the drivers write from now on."""
 
     def __init__(self, name: str, node: str, gpus: Path = GPUS) -> None:
         """`node`: the job's name of this machine."""
@@ -139,7 +187,9 @@ class KernelLogDetector:
         report(self._report(event, now))
 
     def _report(self, event: DriverEvent, now: float) -> FaultReport:
-        device = device_at(event.place, self._gpus) if event.kind is FaultKind.DEVICE else None
+        device = event.device
+        if device is None and event.kind is FaultKind.DEVICE:
+            device = device_at(event.place, self._gpus)
         if device is None and event.kind is FaultKind.DEVICE:
             _log.warning("%s of the GPU at %s, which %s does not list: told of the node", event.code, event.place, GPUS)
         return FaultReport(

@@ -1,4 +1,4 @@
-"""A detector beside a job: it finds the names of nodes in the policy, or asks the driver of the machine."""
+"""A detector beside a job: it finds the names of nodes in the policy, or hears the driver of the machine."""
 
 import os
 import socket
@@ -23,13 +23,17 @@ GATE = 4
 
 
 def moved_by(
-    start_job: StartJob, policy: dict[str, Any], options: tuple[str, ...], strike: Callable[[], None]
+    start_job: StartJob,
+    policy: dict[str, Any],
+    options: tuple[str, ...],
+    strike: Callable[[], object],
+    stdin: int = subprocess.DEVNULL,
 ) -> dict[str, Any]:
     """Have a detector see a fault of the second node, whose ranks have to move; return the report that led to it."""
     job = start_job(spares=1, policy=policy, gates=(GATE,))
     job.held_at(GATE)
     words = [sys.executable, "-m", "midstep.cli.main", "detect", str(job.directory), *options]
-    with subprocess.Popen(words) as detector:
+    with subprocess.Popen(words, stdin=stdin) as detector:
         try:
             strike()
             job.until(lambda status: decided(0, status), "a decision")
@@ -86,4 +90,20 @@ def test_a_device_that_npu_smi_shows_at_fault_moves_the_ranks_of_its_node(
         (tmp_path / "new").rename(fault)
 
     said = moved_by(start_job, ROOMY, ("--npu-smi", "--node-name", f"{socket.gethostname()}=node1"), strike)
+    assert (said["code"], said["node"], said["device"], said["rank"]) == ("40F84E00", "node1", 1, 3)
+
+
+def test_a_line_of_an_npus_driver_in_the_kernels_log_moves_the_ranks_of_its_node(start_job: StartJob) -> None:
+    """As MindCluster's log diagnosis has it in its tests."""
+    line = (
+        "localhost kernel: [ 1197.584409] [ascend] [ERROR] [drv_soft_fault] [heart_beat_judge 318] <kworker/5:1H:3936> "
+        "Heartbeat lost! (device=1; old_count=1104; new_count=1104; lost_count=4; total_lost_count=4).\n"
+    )
+    options = ("--kernel-log", "-", "--node-name", f"{socket.gethostname()}=node1")
+    lines, kernel = os.pipe()
+    try:
+        said = moved_by(start_job, ROOMY, options, lambda: os.write(kernel, line.encode()), stdin=lines)
+    finally:
+        os.close(lines)
+        os.close(kernel)
     assert (said["code"], said["node"], said["device"], said["rank"]) == ("40F84E00", "node1", 1, 3)

@@ -1,4 +1,4 @@
-"""Xid events of NVIDIA's driver in the kernel's log: what is read of them, and what is reported."""
+"""Events of NVIDIA's and Ascend's drivers in the kernel's log: what is read of them, and what is reported."""
 
 import asyncio
 import os
@@ -27,6 +27,38 @@ RESET = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (
 DRAIN = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
 WELL = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error (First)"
+
+# As MindCluster's log diagnosis has it in its tests (component/ascend-faultdiag/test, messages_0x40F84E00).
+HEARTBEAT_LOST = (
+    "Aug  1 08:38:31 localhost kernel: [ 1197.584409] [ascend] [ERROR] [drv_soft_fault] [heart_beat_judge 318] "
+    "<kworker/5:1H:39365> Heartbeat lost! (device=1; old_count=1104; new_count=1104; lost_count=4; total_lost_count=4; "
+    "total_10s_count=0; total_15s_count 0)."
+)
+# As the driver's source prints them (github.com/hicann/driver).
+HEARTBEAT_LOST_NEWER = (
+    "[ascend] [ERROR] [drv_soft_fault] [hb_read_one_device_count 203] <kworker/u8:3:411,411> Heartbeat lost! "
+    "(device_id=6; old_count=77; current_count=77; lost_count=5; total_lost_count=5; miss_read_count=0; "
+    "hb_read_fail_count=0)."
+)
+URGENT = "[ascend] [ERROR] [dms_module] [heart_beat_urgent_judge 399] The device urgent heartbeat is lost! (device=6)"
+HEARTBEAT_BACK = (
+    "[ascend] [ERROR] [drv_soft_fault] [hb_read_item_work_start 219] <sh:12,12> Heartbeat already initialized, "
+    "just start it. (dev_id=6)"
+)
+BLOCKED = (
+    "[ascend] [ERROR] [drv_pcie] [devdrv_error_detected 110] <irq/29-aerdrv:312:312> Channel is blocked. (dev_id=3; "
+    "aer_critical_cnt=1)"
+)
+NOT_STARTED = (
+    "[ascend] [ERROR] [drv_pcie] [devdrv_timer_task 740] <swapper/0:0:0> Device os load failed. (loader_devid=2; "
+    "dev_id=2)"
+)
+MANAGED = (
+    "[ascend] [ERROR] [fault_manager] [dms_record_fault_event_log 1410] event_id=0x80e01801; device_id=5; "
+    "node_type=0x70[HBM]; node_id=0; sub_node_id=2; event_type=0x1[multi bit ecc]; severity=3[Critical]; "
+    "assertion=1[Event occur]; description=[addr 0x12]; os_id=0; event_serial_num=9; notify_serial_num=9; "
+    "event_raised_time=1744168468259 ms."
+)
 
 
 @pytest.fixture
@@ -73,6 +105,61 @@ def test_an_event_has_a_code_a_place_and_what_the_driver_says_is_to_be_done(
 
 
 @pytest.mark.parametrize(
+    ("line", "code", "device", "assertion"),
+    [
+        (HEARTBEAT_LOST, "40F84E00", 1, Assertion.OCCUR),
+        (
+            HEARTBEAT_LOST.replace("[ERROR] [drv_soft_fault]", "[drv_soft_fault] [ERROR]"),
+            "40F84E00",
+            1,
+            Assertion.OCCUR,
+        ),
+        (HEARTBEAT_LOST_NEWER, "40F84E00", 6, Assertion.OCCUR),
+        (URGENT, "40F84E00", 6, Assertion.OCCUR),
+        (HEARTBEAT_BACK, "40F84E00", 6, Assertion.RECOVER),
+        (BLOCKED, "NPU-PCIE-BLOCKED", 3, Assertion.ONCE),
+        (NOT_STARTED, "NPU-NOT-STARTED", 2, Assertion.ONCE),
+        (MANAGED, "80E01801", 5, Assertion.OCCUR),
+        (MANAGED.replace("assertion=1[Event occur]", "assertion=0[Event resume]"), "80E01801", 5, Assertion.RECOVER),
+        (MANAGED.replace("assertion=1[Event occur]", "assertion=2[One time event]"), "80E01801", 5, Assertion.ONCE),
+    ],
+)
+def test_lines_of_an_npus_driver_name_the_device_and_its_fault(
+    detector: KernelLogDetector, line: str, code: str, device: int, assertion: Assertion
+) -> None:
+    (report,) = reported(detector, line)
+    assert (report.code, report.node, report.device, report.assertion) == (code, "node1", device, assertion)
+    assert report.kind is FaultKind.DEVICE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        HEARTBEAT_LOST.replace("device=1;", "device=10000;"),
+        HEARTBEAT_LOST.replace("device=1;", "device=4097;"),
+        HEARTBEAT_LOST.replace("drv_soft_fault", "drv_pcie"),
+        BLOCKED.replace("Channel is blocked", "Channel is in normal state"),
+        MANAGED.replace("assertion=1[Event occur]", "assertion=3[?]"),
+        MANAGED[: MANAGED.index("severity")],
+        "[ascend] [drv_pcie] [INFO] [devdrv_init_dev_num 2248] <systemd-udevd:4853:4853> Findout device. (index=7)",
+    ],
+)
+def test_other_lines_of_an_npus_driver_are_no_event(line: str) -> None:
+    assert parse_event(line) is None
+
+
+def test_a_heartbeat_that_is_back_ends_the_fault_of_the_same_device(detector: KernelLogDetector) -> None:
+    lost, back = reported(detector, URGENT, HEARTBEAT_BACK)
+    assert lost.fault_id == back.fault_id
+    assert TREATMENTS[FaultCodes(default_codes()).completed(lost).level] is Treatment.LEAVE
+
+
+def test_two_parts_of_an_npu_have_faults_of_their_own(detector: KernelLogDetector) -> None:
+    one, other = reported(detector, MANAGED, MANAGED.replace("sub_node_id=2", "sub_node_id=3"))
+    assert one.fault_id != other.fault_id
+
+
+@pytest.mark.parametrize(
     "line", ["", "usb 1-1: new device", "NVRM: GPU at PCI:0000:2b:00: GPU-0b11d014", "NVRM: Xid (PCI:): 79", "Xid 79"]
 )
 def test_other_lines_are_no_event(line: str) -> None:
@@ -110,7 +197,15 @@ def test_a_recovery_ends_the_fault_of_the_same_gpu_at_once(detector: KernelLogDe
 
 @pytest.mark.parametrize(
     ("line", "treatment"),
-    [(OFF_THE_BUS, Treatment.LEAVE), (RESET, Treatment.LEAVE), (DRAIN, Treatment.WATCH), (FAULT, Treatment.NOTE)],
+    [
+        (OFF_THE_BUS, Treatment.LEAVE),
+        (RESET, Treatment.LEAVE),
+        (DRAIN, Treatment.WATCH),
+        (FAULT, Treatment.NOTE),
+        (BLOCKED, Treatment.LEAVE),
+        (NOT_STARTED, Treatment.LEAVE),
+        (MANAGED, Treatment.RESTART),
+    ],
 )
 def test_what_follows_from_an_event_is_in_the_table_of_codes(
     detector: KernelLogDetector, line: str, treatment: Treatment
