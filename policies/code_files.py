@@ -1,4 +1,4 @@
-"""Read tables of fault codes: the one that comes along, a job's own, and the files that clusters have already.
+"""Read tables of fault codes: those that come along, a job's own, and the files that clusters have already.
 
 Three forms are understood: midstep's (`version: 1` and `codes:`), and, as MindCluster's components have them,
 `<Level>Codes: [code, ...]` at the top (faultCode.json, SwitchFaultCode.json) or one floor down (`publicFaultCode`,
@@ -17,7 +17,7 @@ from .rules import kind_problems
 from .schema import FaultPolicy
 from .yaml_text import read_text, read_tree, refuse
 
-FILE = "fault_codes.yaml"
+FILES = ("npu_fault_codes.yaml", "fault_codes.yaml")  # of a code that is in both the last one counts
 _LISTS = "Codes"  # what the keys of the clusters' own files end with
 _NESTED = ("publicFaultCode", "FaultTypeCode")
 
@@ -30,8 +30,9 @@ class CodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def default_codes() -> dict[str, CodeRule]:
-    """Return the table that comes along."""
-    return load_codes(Path(str(resources.files("midstep.configs") / FILE)))
+    """Return the tables that come along, as one."""
+    configs = resources.files("midstep.configs")
+    return {code: rule for name in FILES for code, rule in load_codes(Path(str(configs / name))).items()}
 
 
 def fault_codes(policy: FaultPolicy) -> FaultCodes:

@@ -1,10 +1,13 @@
 """Codes and levels: what a fault is taken for, by whose word, and what a table may say."""
 
+import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import midstep
 from midstep.policies.code_files import default_codes, fault_codes, load_codes
 from midstep.policies.fault_codes import TREATMENTS, CodeRule, FaultCodes, LevelName, level_named
 from midstep.policies.files import load_policy, parse_policy, render
@@ -80,6 +83,52 @@ def test_every_level_of_devices_nodes_and_switches_is_one_that_something_is_done
 def test_the_table_that_comes_along_has_a_meaning_for_every_code() -> None:
     assert default_codes()
     assert all(rule.meaning for rule in default_codes().values())
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        ("80E18008", FaultLevel.RESTART_NPU),
+        ("80E18402", FaultLevel.SEPARATE_NPU),
+        ("80C98008", FaultLevel.RESTART_REQUEST),
+        ("8C204E00", FaultLevel.RESTART_BUSINESS),
+        ("8C104E00", FaultLevel.FREE_RESTART_NPU),
+        ("81B18605", FaultLevel.SUB_HEALTH),
+        ("8F180E2F", FaultLevel.SEPARATE_NPU),
+        ("8F19A04E", FaultLevel.PRE_SEPARATE_NPU),
+        ("220001001", FaultLevel.SEPARATE_NPU),
+    ],
+)
+def test_a_code_of_an_npu_without_a_level_has_that_of_mindclusters_device_plugin(code: str, level: FaultLevel) -> None:
+    """As `npu-smi` and the kernel's log have them, where no device plugin runs, and PublicFault documents."""
+    assert fault_codes(FaultPolicy()).completed(fault(code)).level is level
+
+
+@pytest.mark.skipif("MIDSTEP_MINDCLUSTER" not in os.environ, reason="MIDSTEP_MINDCLUSTER names no checkout")
+def test_every_code_of_mindclusters_own_files_has_its_level_here() -> None:
+    """The device plugin takes a code that stands twice by the more serious list."""
+    checkout = Path(os.environ["MIDSTEP_MINDCLUSTER"], "component")
+    public = json.loads((checkout / "clusterd/build/publicFaultConfiguration.json").read_text())["publicFaultCode"]
+    own = json.loads((checkout / "ascend-device-plugin/build/faultCode.json").read_text())
+    lists: dict[str, list[str]] = {name: [*own.get(name, ()), *public.get(name, ())] for name in {**own, **public}}
+    rank = list(FaultLevel)
+    wanted: dict[str, FaultLevel] = {}
+    for name, codes in lists.items():
+        level = level_named(LevelName(name.removesuffix("Codes")))
+        for code in codes:
+            wanted[code] = max(level, wanted.get(code, level), key=rank.index)
+    table = fault_codes(FaultPolicy())
+    assert {code: table.completed(fault(code)).level for code in wanted} == wanted
+
+
+@pytest.mark.skipif("MIDSTEP_MINDCLUSTER" not in os.environ, reason="MIDSTEP_MINDCLUSTER names no checkout")
+def test_what_comes_too_often_on_an_npu_is_what_mindclusters_device_plugin_takes_for_it() -> None:
+    build = Path(os.environ["MIDSTEP_MINDCLUSTER"], "component/ascend-device-plugin/build")
+    rules = json.loads((build / "faultCustomization.json").read_text())["FaultFrequency"]
+    policy = load_policy(Path(midstep.__file__).parent / "configs" / "npu.yaml")
+    assert [(list(rule.codes), rule.times, rule.window_s) for rule in policy.faults.too_often] == [
+        (rule["EventId"], rule["Times"], rule["TimeWindow"]) for rule in rules
+    ]
 
 
 def test_a_policy_overrides_codes_by_a_word_or_by_a_whole_rule() -> None:

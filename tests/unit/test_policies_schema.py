@@ -19,7 +19,13 @@ from midstep.protocol.errors import PolicyError
 from midstep.protocol.types import JobSettings, RestoreSource, Rung, StandbyDepth
 
 # They lie beside them, and are about something else.
-NO_POLICIES = {"exceptions.yaml", "fault_codes.yaml", "faults.yaml", "prometheus-alerts.yaml"}
+NO_POLICIES = {
+    "exceptions.yaml",
+    "fault_codes.yaml",
+    "faults.yaml",
+    "npu_fault_codes.yaml",
+    "prometheus-alerts.yaml",
+}
 CONFIGS = sorted(
     path for path in Path(str(resources.files("midstep.configs"))).glob("*.yaml") if path.name not in NO_POLICIES
 )

@@ -109,6 +109,28 @@ def test_an_empty_one_says_that_nothing_is_wrong_and_what_is_gone_has_recovered(
     assert (recovered.assertion, recovered.fault_id) == (Assertion.RECOVER, occurred.fault_id)
 
 
+def test_an_npu_that_clusterd_has_isolated_is_left_until_clusterd_releases_it() -> None:
+    """Across jobs, for what came too often: ClusterD lists it without a code, until its time or a person's edit."""
+    isolated = {
+        "fault_type": "CardUnhealthy",
+        "npu_name": "Ascend910-0",
+        "fault_code": "",
+        "large_model_fault_level": "ManuallySeparateNPU",
+        "fault_level": "ManuallySeparateNPU",
+        "fault_handling": "ManuallySeparateNPU",
+        "fault_time_and_level_map": {},
+    }
+    listed = {"DeviceList": {"huawei.com/Ascend910-Fault": json.dumps([isolated, UCE])}}
+    snapshots = Snapshots("detector/files")
+    both = snapshots.take([one({"mindx-dl-deviceinfo-worker-1": listed}, "cluster-info-device-0")], 1763700009.0)
+    assert {(report.device, report.level) for report in both} == {
+        (0, FaultLevel.MANUALLY_SEPARATE_NPU),
+        (3, FaultLevel.RESTART_BUSINESS),
+    }
+    (released,) = snapshots.take([one(DEVICES, "cluster-info-device-0")], 1763700010.0)
+    assert (released.device, released.assertion) == (0, Assertion.RECOVER)
+
+
 def test_a_mistake_in_one_nodes_part_is_named_and_the_document_not_taken() -> None:
     wrong = {**DEVICES, "mindx-dl-deviceinfo-worker-9": {"DeviceList": {"x-Fault": "[{"}}}
     document = one(wrong, "cluster-info-device-0")
