@@ -14,6 +14,7 @@ With --json the figures are added to those that are in the file, so a long run c
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import multiprocessing
 import os
@@ -40,7 +41,7 @@ from midstep.communicators.base import Communicator
 from midstep.communicators.dns import disable_dns_in_this_process
 from midstep.communicators.gloo.communicator import GlooCommunicator
 from midstep.devices import device_named
-from midstep.devices.kinds import CPU, NPU, NPU_DEFAULTS
+from midstep.devices.kinds import CPU, NPU, NPU_DEFAULTS, device_kind
 from midstep.protocol.errors import MidstepError, RecoveryError
 from midstep.protocol.types import Rendezvous
 
@@ -190,6 +191,8 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.found: list[str] = []
         self._size, self._dice, self._traces, self._kind = size, random.Random(seed), traces, kind
+        if kind != CPU:
+            prepare_process(kind)
         line, theirs = _FORK.Pipe()
         self._store_process = _FORK.Process(target=serve_store, args=(theirs,), daemon=True)
         self._store_process.start()
@@ -305,6 +308,18 @@ class Soak:
                     found[rank] = answer[0]
                     del missing[rank]
         return found
+
+
+def prepare_process(kind: str) -> None:
+    """Have what ranks on NPUs need in each process that is forked: the variables of a rank, and torch-npu imported.
+
+    Without the variables its watchdog ends the ranks that wait for longer than a collective may take, as for a newcomer
+    on a busy machine. No device is touched.
+    """
+    for name, value in device_kind(kind).environment.items():
+        os.environ.setdefault(name, value)
+    for name in ("torch_npu", "midstep.communicators.hccl"):
+        importlib.import_module(name)
 
 
 def _begin(others: list[Connection], *arguments: Any, newcomer: bool) -> None:
