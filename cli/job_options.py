@@ -248,6 +248,13 @@ KUBERNETES: tuple[Decorator, ...] = (
         "schedulerName, tolerations; see docs/kubernetes-managed.md.",
     ),
     click.option(
+        "--pod-group",
+        type=_FILE,
+        metavar="FILE",
+        help="Kubernetes: have Volcano place as many agents as the job needs together, or none. FILE is a part of a "
+        "PodGroup's manifest (queue, labels, annotations) that is laid over the one that is made.",
+    ),
+    click.option(
         "--controller-template", type=_FILE, metavar="FILE", help="Kubernetes: the same for the controller's pod."
     ),
     click.option(

@@ -18,6 +18,7 @@ class PodFlags(msgspec.Struct, frozen=True):
     pod_template: Path | None = None
     controller_template: Path | None = None
     launcher_template: Path | None = None
+    pod_group: Path | None = None
     watch_nodes: bool = False
     node_conditions: tuple[str, ...] = ()
     controllers: int = 1

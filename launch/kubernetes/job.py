@@ -70,6 +70,7 @@ def settings_of(start: Start, flags: PodFlags, *, has_roles: bool = False) -> ku
         agent=_template(flags.pod_template),
         controller=_template(flags.controller_template),
         launcher=_template(flags.launcher_template),
+        pod_group=None if flags.pod_group is None else _template(flags.pod_group, "PodGroup"),
         watch_nodes=flags.watch_nodes or bool(flags.node_conditions),
         node_conditions=tuple(map(kubernetes.checked_condition, dict.fromkeys(flags.node_conditions))),
         controllers=kubernetes.checked_controllers(flags.controllers, store, shared),
@@ -148,18 +149,18 @@ def token_of(file: Path | None, job: str) -> FullToken:
     return new_token(job=job) if token is None else full(token)
 
 
-def _template(file: Path | None) -> dict[str, Any]:
-    """Return what a template says. Raises ConfigurationError."""
+def _template(file: Path | None, kind: str = "Pod") -> dict[str, Any]:
+    """Return the part of a manifest that a file has. Raises ConfigurationError."""
     if file is None:
         return {}
     try:
         found = yaml.safe_load(file.read_text())
         template = msgspec.convert(found, dict[str, Any])
     except (OSError, yaml.YAMLError, msgspec.MsgspecError) as error:
-        raise ConfigurationError(f"{file} is no part of a Pod's manifest: {error}.") from error
+        raise ConfigurationError(f"{file} is no part of a {kind}'s manifest: {error}.") from error
     unknown = set(template) - {"apiVersion", "kind", "metadata", "spec"}
     if unknown:
-        raise ConfigurationError(f"{file}: a Pod has metadata and spec, and no {', '.join(sorted(unknown))}.")
+        raise ConfigurationError(f"{file}: a {kind} has metadata and spec, and no {', '.join(sorted(unknown))}.")
     return template
 
 
@@ -208,6 +209,8 @@ def _check_roles(file: Path, plan: JobOfRoles, settings: kubernetes.Settings, fl
             "--store and --acjob are for one SCRIPT: with --roles the first --volume has the journals, and FILE the "
             "policies."
         )
+    if flags.pod_group is not None:
+        raise ConfigurationError("--pod-group is for one SCRIPT: make a PodGroup, and name it in --pod-template.")
     if not settings.volumes:
         raise ConfigurationError(
             "--roles on Kubernetes needs --volume CLAIM:/PATH, a claim that pods on all hosts can write "

@@ -33,6 +33,7 @@ REQUEST_S = 10.0
 WATCH_S = 60  # then the server ends a watch, and everything is listed again
 _GONE, _NOT_FOUND, _CONFLICT, _BUSY, _TIMED_OUT, _SERVER = 410, 404, 409, 429, 408, 500
 _ASCEND_JOB = create_namespaced_resource("mindxdl.gitee.com", "v1", "AscendJob", "ascendjobs")  # of MindCluster
+create_namespaced_resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups")  # makes the kind known here
 _OLD_BUDGET = "policy/v1beta1"  # of PodDisruptionBudget, before Kubernetes 1.21
 Manifest = Mapping[str, Any]
 Event = tuple[str, dict[str, Any]]

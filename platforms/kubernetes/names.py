@@ -23,6 +23,8 @@ LAST_INCIDENT = f"{PREFIX}/last-incident"
 POD_IP = "POD_IP"  # the variable that has the address of the own pod
 
 HOST_LABEL = "kubernetes.io/hostname"
+VOLCANO = "volcano"  # the scheduler
+GROUP = "scheduling.k8s.io/group-name"  # the annotation that puts a pod into a PodGroup of Volcano
 
 
 def of_job(job: str) -> str:

@@ -4,7 +4,9 @@ The Deployment of the controller owns the pods of the agents: they go with it. T
 of roles owns the Deployments of the roles' jobs, which that launcher makes.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +28,7 @@ _APART = 100  # the most that the scheduler can weigh
 KILLED_BY_TERM = 'trap "kill -9 \\$!" TERM; "$@" & wait $!'
 _SETTINGS = ("--option", f"settings={FILES}/{SETTINGS_FILE}")
 ROLES_FILE = "roles.yaml"
+_AMOUNT = re.compile(r"\d+(\.\d+)?")  # of a quantity, before its unit
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -62,6 +65,8 @@ def manifests(settings: Settings, submission: Submission, token: FullToken, name
     ]
     if settings.controllers > 1:
         objects.append(controllers_budget(settings))
+    if settings.pod_group is not None:
+        objects.append(pod_group(settings, settings.pod_group, submission))
     if settings.has_lease:
         objects.append({**named_object(settings, "Lease", "coordination.k8s.io/v1"), "spec": {}})
     return [in_namespace(each, namespace) for each in objects]
@@ -107,6 +112,24 @@ def disruption_budget(settings: Settings, submission: Submission) -> dict[str, A
     least = submission.nodes - 1 if one else submission.nodes
     spec = {"minAvailable": least, "selector": {"matchLabels": names.selected(settings.job, names.AGENT)}}
     return {**named_object(settings, "PodDisruptionBudget", "policy/v1"), "spec": spec}
+
+
+def pod_group(settings: Settings, over: dict[str, Any], submission: Submission) -> dict[str, Any]:
+    """Return what has Volcano place as many agents as the job needs together, or none; spares come when they can.
+
+    `over`: a part of a manifest that is laid over it.
+    """
+    least = {name: times(amount, submission.nodes) for name, amount in settings.resources.items()}
+    spec = {"minMember": submission.nodes, "minResources": least}
+    own = {**named_object(settings, "PodGroup", "scheduling.volcano.sh/v1beta1"), "spec": spec}
+    made: dict[str, Any] = laid_over(own, over)
+    return made
+
+
+def times(quantity: str, number: int) -> str:
+    """Return so many times a quantity: twice 8 is 16, twice 1.5Gi is 3.0Gi."""
+    amount = _AMOUNT.match(quantity)
+    return quantity if amount is None else f"{Decimal(amount[0]) * number}{quantity[amount.end() :]}"
 
 
 def controllers_budget(settings: Settings) -> dict[str, Any]:

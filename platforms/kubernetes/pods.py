@@ -44,11 +44,14 @@ def agent_pod(
     }
     if owner is not None:
         metadata["ownerReferences"] = [owner]
+    if settings.pod_group is not None:
+        metadata["annotations"] = {names.GROUP: names.of_job(job)}
     manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
         "spec": {
+            **({} if settings.pod_group is None else {"schedulerName": names.VOLCANO}),
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": GRACE_S,

@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True):
     agent: dict[str, Any] = {}
     controller: dict[str, Any] = {}
     launcher: dict[str, Any] = {}  # of a job of roles
+    pod_group: dict[str, Any] | None = None  # a part of a PodGroup's manifest; None: pods are placed one by one
     port: int = PORT
     watch_nodes: bool = False  # cordons, taints and conditions; takes a ClusterRole
     node_conditions: tuple[str, ...] = ()  # those that are a reason to leave a host while they are True

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from midstep.controller.journal.volume_place import folder_in, parse_volume_plac
 from midstep.launch.job import Start
 from midstep.launch.kubernetes.job import submission_of
 from midstep.platforms.kubernetes import rules
-from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests
+from midstep.platforms.kubernetes.objects import Submission, default_directory, manifests, times
 from midstep.platforms.kubernetes.pods import agent_pod, laid_over
 from midstep.platforms.kubernetes.settings import (
     Settings,
@@ -127,6 +128,29 @@ def test_a_template_is_laid_over_a_pod_by_the_names_of_its_parts() -> None:
 )
 def test_what_is_laid_over_changes_what_it_says_and_nothing_else(base: Any, over: Any, result: Any) -> None:
     assert laid_over(base, over) == result
+
+
+def test_volcano_places_as_many_pods_together_as_the_job_needs() -> None:
+    """The group has their number and what they ask for, and what the user says of it; spares are not waited for."""
+    over = {"metadata": {"annotations": {"huawei.com/schedule_policy": "chip8-node8"}}, "spec": {"queue": "training"}}
+    settings = msgspec.structs.replace(SETTINGS, pod_group=over)
+    group = objects(settings, nodes=3, spares=2)["PodGroup"]
+    pod = agent_pod(settings, "node0", CONTROLLERS)
+
+    assert group["spec"] == {"minMember": 3, "minResources": {"huawei.com/Ascend910": "24"}, "queue": "training"}
+    assert group["metadata"]["annotations"] == {"huawei.com/schedule_policy": "chip8-node8"}
+    assert codecs.from_dict(group).metadata.name == "midstep-demo"  # type: ignore[union-attr]
+    assert pod["metadata"]["annotations"] == {"scheduling.k8s.io/group-name": "midstep-demo"}
+    assert pod["spec"]["schedulerName"] == "volcano"
+    assert "PodGroup" not in objects()
+    assert "schedulerName" not in agent_pod(SETTINGS, "node0", CONTROLLERS)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "thrice"), [("8", "24"), ("1.5Gi", "4.5Gi"), ("500m", "1500m"), ("1e3", "3e3"), ("?", "?")]
+)
+def test_a_quantity_is_taken_so_many_times(quantity: str, thrice: str) -> None:
+    assert times(quantity, 3) == thrice
 
 
 def test_a_right_is_one_verb_of_one_kind_and_none_is_all() -> None:
@@ -416,6 +440,18 @@ def test_the_template_of_the_example_fits_a_pod() -> None:
 
     assert codecs.from_dict(pod).metadata.name == "midstep-demo-node0"  # type: ignore[union-attr]
     assert {mount["name"] for mount in agent(pod)["volumeMounts"]} == {"midstep-token", "shm", "driver"}
+
+
+def test_the_template_and_the_group_for_npus_fit_each_other() -> None:
+    """The pod reads what the plugin writes for the resource that it asks for."""
+    template, over = (yaml.safe_load((MANAGED / f"npu-{each}.yaml").read_text()) for each in ("agent", "pod-group"))
+    settings = msgspec.structs.replace(SETTINGS, agent=template, pod_group=over)
+    pod = agent_pod(settings, "node0", CONTROLLERS)
+
+    (devices,) = (each for each in agent(pod)["env"] if each["name"] == "ASCEND_VISIBLE_DEVICES")
+    assert devices["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{next(iter(NPUS))}']"
+    assert pod["metadata"]["labels"].items() > over["metadata"]["labels"].items()
+    assert codecs.from_dict(objects(settings)["PodGroup"]).metadata.annotations == over["metadata"]["annotations"]  # type: ignore[union-attr]
 
 
 def test_the_dockerfile_names_a_version_of_its_base() -> None:

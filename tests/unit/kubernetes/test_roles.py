@@ -18,6 +18,7 @@ from midstep.platforms.kubernetes.settings import Settings, Volume
 from midstep.protocol.token import new_token
 
 VOLUME = ("--volume", "shared:/shared")
+POD_GROUP = Path(__file__).parents[3] / "examples" / "kubernetes" / "managed" / "npu-pod-group.yaml"
 FILE = """
 until: [actor]
 roles:
@@ -93,6 +94,7 @@ def test_the_job_of_a_role_has_its_own_pods_and_the_account_of_the_whole(tmp_pat
         (FILE.replace("actor:", "roll-out:").replace("[actor]", "[roll-out]"), VOLUME, "cannot both name objects"),
         (FILE.replace("roll_out", "r" * 40), VOLUME, "cannot name pods"),
         (FILE, (*VOLUME, "--store", "etcd://e:2379"), "--store and --acjob are for one SCRIPT"),
+        (FILE, (*VOLUME, "--pod-group", str(POD_GROUP)), "--pod-group is for one SCRIPT"),
         (FILE, (*VOLUME, "--fixed-nodes"), "--fixed-nodes are for nodes on this machine"),
         (FILE, (*VOLUME, "--nnodes", "2"), "--nnodes goes with one SCRIPT"),
     ],
