@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..controller.endpoints import control_requests as requests
-from ..detectors import clusterd as d
+from ..detectors import clusterd_signals as d
+from ..detectors.clusterd import Dialogue
 from ..launch.reached_job import ReachedJob, look, reached
+from ..protocol.controls import EndPause, PauseTraining
 from ..protocol.errors import ConfigurationError, ForeignFile, MidstepError
 from ..protocol.incidents import JobStatus
 from ..protocol.types import detector_address
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 NAME = detector_address("clusterd")
 ASK_S = 10.0
 LOOK_S, BUSY_LOOK_S = 0.5, 0.1  # between two looks at the job; while ClusterD waits for an answer
+WHY = "ClusterD asks for it"
 GIVE_UP_S = 600.0  # without a controller that answers
 SERVER, TASK = "MINDX_SERVER_IP", "MINDX_TASK_ID"
 PORT = 8899
@@ -106,22 +109,22 @@ class Bridge:
         self._heard_s = clock()
         self._status = look(job)[0]
         here = max((len(node.ranks) for node in self._status.nodes), default=1)
-        self._dialogue = d.Dialogue(NAME, max(1, here))
+        self._dialogue = Dialogue(NAME, max(1, here))
 
     def run(self) -> None:
         """Hand on until the job has ended and ClusterD waits for nothing. Raises MidstepError."""
         while self._status.exit_code is None or self._dialogue.is_waiting:
             for signal in self._heard():
                 if signal is None:
-                    self._dialogue.began()
+                    self._carry_out(self._dialogue.began())
                 else:
-                    _log.info("ClusterD: %s %s %s", signal.type, signal.strategy, [each.rank for each in signal.ranks])
+                    _log.info("ClusterD: %s", signal)
                     self._carry_out(self._dialogue.heard(signal, self._status, self._clock()))
             self._status = self._look()
             self._carry_out(self._dialogue.looked(self._status, self._clock()))
         echo(f"{self._job.name}: the job has ended with exit code {self._status.exit_code}")
 
-    def _heard(self) -> list[d.Signal | None]:
+    def _heard(self) -> list[d.Heard | None]:
         """Wait for a signal until the next look at the job is due, and return those that are there."""
         heard = []
         try:
@@ -149,8 +152,6 @@ class Bridge:
         return self._status
 
     def _carry_out(self, actions: list[d.Action]) -> None:
-        import grpc
-
         for action in actions:
             if isinstance(action, d.Remark):
                 _log.warning("%s", action.text)
@@ -160,18 +161,28 @@ class Bridge:
                 self._ask(requests.StopJobRequest(action.why))
                 if action.insist:
                     self._ask(requests.StopJobRequest(action.why))
+            elif isinstance(action, d.PauseJob):
+                self._steer(action, PauseTraining(action.for_s))
+            elif isinstance(action, d.TrainOn):
+                self._ask(requests.ControlRequest(EndPause(), NAME, WHY))
+            elif isinstance(action, d.PerformInPause):
+                self._carry_out(self._dialogue.refused(action, "not known"))
             else:
-                try:
-                    self._client.tell(action)
-                except grpc.RpcError as error:  # a new subscription begins the dialogue anew
-                    _log.warning("%s was not heard: %s", type(action).__name__, error)
+                self._client.tell(action)
 
-    def _ask(self, request: requests.Request) -> None:
+    def _steer(self, action: d.PauseJob, control: PauseTraining) -> None:
+        """Have the job do something, and take in that it does not."""
+        reply = self._ask(requests.ControlRequest(control, NAME, WHY))
+        if isinstance(reply, requests.Refused):
+            self._carry_out(self._dialogue.refused(action, reply.reason))
+
+    def _ask(self, request: requests.Request) -> requests.Reply | None:
         """Ask the controller. What it refuses, or does not hear, is logged: ClusterD learns it from what follows."""
         try:
             reply = self._job.ask(request, ASK_S)
         except MidstepError as error:
             _log.warning("%s: %s", type(request).__name__, error)
-            return
+            return None
         if isinstance(reply, requests.Refused):
             _log.warning("%s is refused: %s", type(request).__name__, reply.reason)
+        return reply

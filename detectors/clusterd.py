@@ -12,7 +12,7 @@ by its own ladder and recovers at once, so:
 - `dump`, `exit` and `killMaster` end the job, whatever the ladder would do: the platform has decided so.
 - ClusterD hears of a fault that midstep knows first if its rung needs a node from the platform.
 
-Messages: `recover.proto` of MindCluster 26.1 (component/clusterd/pkg/interface/grpc/recover).
+What ClusterD has done while all ranks stand still is no fault, and has a dialogue of its own (`clusterd_maintenance`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,127 +20,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..protocol.compat import StrEnum
 from ..protocol.incidents import Incident, JobStatus, Outcome
 from ..protocol.types import NO_EMERGENCY_CHECKPOINT, Assertion, FaultKind, FaultLevel, FaultReport, Rung
+from . import clusterd_signals as d
+from .clusterd_maintenance import ActionProgress, Maintenance
 
 STOPPED_S = 5.0  # a fault that stops no rank within this time is one that none needs to stop for
-RECOVERED_S = 840.0  # ClusterD waits for a report for 15 minutes
-
-OK, NOT_READY, RETRY_FAILED, UNRECOVERABLE, DUMP_FAILED = 0, 404, 405, 406, 407  # what ClusterD does with each differs
 _NEEDS_A_NODE = frozenset({Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB})
-_TRAINING = frozenset({"running", "suspecting", "finishing"})
-
-
-class SignalType(StrEnum):
-    """A signal of ClusterD's."""
-
-    STOP_TRAIN = "stopTrain"
-    GLOBAL_FAULT = "globalFault"
-    CHANGE_STRATEGY = "changeStrategy"
-    SAVE_AND_EXIT = "saveAndExit"
-    KILL_MASTER = "killMaster"
-    FAULT_NODES_EXIT = "faultNodesExit"
-    PRE_EXIT_PROCESS = "preExitProcess"
-    KEEP_ALIVE = "keep-alive"
-
-
-class RecoverStrategy(StrEnum):
-    """A way to recover, as ClusterD calls it."""
-
-    RETRY = "retry"
-    RECOVER = "recover"
-    DUMP = "dump"
-    EXIT = "exit"
-
-
-class RankFaultType(StrEnum):
-    """The kind of a rank's fault, as ClusterD writes it."""
-
-    MEMORY = "0"
-    NORMAL = "1"
-    LINK = "2"
-
-
-class FaultyRank(NamedTuple):
-    """A rank and its kind of fault."""
-
-    rank: int
-    type: str
-
-
-class Signal(msgspec.Struct, frozen=True):
-    """A signal of ClusterD. `nodes`: indices of pods, the ranks of which come one after the other."""
-
-    uuid: str
-    type: str
-    ranks: tuple[FaultyRank, ...] = ()
-    nodes: tuple[int, ...] = ()
-    strategy: str = ""
-    actions: tuple[str, ...] = ()
-    extra: str = ""
-
-
-# --- what is to be done -----------------------------------------------------------------------------------------------
-
-
-class ReportProcessFault(msgspec.Struct, frozen=True):
-    """Tell ClusterD of ranks that midstep has found at fault."""
-
-    ranks: tuple[FaultyRank, ...]
-
-
-class ReportStopComplete(msgspec.Struct, frozen=True):
-    """Tell ClusterD that the ranks have stopped; or, with a code above 0, why they cannot."""
-
-    code: int
-    info: str
-    ranks: tuple[FaultyRank, ...]
-
-
-class ReportRecoverStrategy(msgspec.Struct, frozen=True):
-    """Tell ClusterD what the ladder has left."""
-
-    ranks: tuple[FaultyRank, ...]
-    strategies: tuple[RecoverStrategy, ...]
-
-
-class ReportRecoverStatus(msgspec.Struct, frozen=True):
-    """Tell ClusterD what came of its strategy."""
-
-    strategy: str
-    code: int
-    info: str
-
-
-class TellFault(msgspec.Struct, frozen=True):
-    """Tell midstep's controller of a fault."""
-
-    report: FaultReport
-
-
-class StopJob(msgspec.Struct, frozen=True):
-    """End the job; `insist`: without waiting for its checkpoint."""
-
-    why: str
-    insist: bool = False
-
-
-class Remark(msgspec.Struct, frozen=True):
-    """Log a line."""
-
-    text: str
-
-
-Action = (
-    ReportProcessFault | ReportStopComplete | ReportRecoverStrategy | ReportRecoverStatus | TellFault | StopJob | Remark
-)
 
 
 class _Question(NamedTuple):
     """A signal that waits for an answer, since when, and how many incidents there were before."""
 
-    signal: Signal
+    signal: d.Signal
     asked_s: float
     incidents: int
 
@@ -152,38 +44,54 @@ class Dialogue:
         self._name = name
         self._ranks_per_node = ranks_per_node
         self._question: _Question | None = None
-        self._last: Signal | None = None
+        self._last: d.Signal | None = None
         self._asserted: dict[str, FaultReport] = {}
         self._named: frozenset[int] = frozenset()  # ranks that ClusterD knows of from this side
         self._told = 0  # the latest incident that ClusterD knows of, or need not know
         self._incidents: int | None = None  # at the last look
+        self._maintenance = Maintenance()
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether ClusterD waits for something that the job's status will show."""
-        return self._question is not None
+        """Say whether ClusterD waits for something that the job will show."""
+        return self._question is not None or self._maintenance.is_waiting
 
-    def began(self) -> None:
+    def began(self) -> list[d.Action]:
         """Begin again: a new subscription has ClusterD forget whatever it had begun."""
         self._question = self._last = None
         self._named = frozenset()
         self._told = 0 if self._incidents is None else max(0, self._told - 1)
+        return [*self._maintenance.left()]
 
-    def heard(self, signal: Signal, status: JobStatus, now: float) -> list[Action]:
+    def refused(self, action: d.PauseJob | d.PerformInPause, why: str) -> list[d.Action]:
+        """Take in that the job does not do what was asked for."""
+        return [*self._maintenance.refused(action, why)]
+
+    def progressed(self, progress: ActionProgress) -> list[d.Action]:
+        """Take in how far the ranks are with the action that was asked for last."""
+        return [*self._maintenance.progressed(progress)]
+
+    def heard(self, signal: d.Heard, status: JobStatus, now: float) -> list[d.Action]:
         """Take in a signal. `status` is the job's, just before."""
+        if isinstance(signal, d.SwitchNics):
+            return [*self._maintenance.switch_nics(signal)]
+        if isinstance(signal, d.StressTest):
+            return [*self._maintenance.test(signal)]
         if signal.uuid and signal == self._last:
             return []  # sent twice
-        self._last = signal if signal.type != SignalType.KEEP_ALIVE else self._last
+        self._last = signal if signal.type != d.SignalType.KEEP_ALIVE else self._last
         known = _SIGNALS.get(signal.type)
         if known is None:
             return [
-                Remark(f"ClusterD's signal {signal.type} {list(signal.actions)} is not obeyed: see docs/mindcluster.md")
+                d.Remark(
+                    f"ClusterD's signal {signal.type} {list(signal.actions)} is not obeyed: see docs/mindcluster.md"
+                )
             ]
         return [*known(self, signal, status, now)]
 
-    def looked(self, status: JobStatus, now: float) -> list[Action]:
+    def looked(self, status: JobStatus, now: float) -> list[d.Action]:
         """Take in the job's status; answer what it answers."""
-        actions: list[Action] = []
+        actions: list[d.Action] = []
         latest = status.incidents[-1] if status.incidents else None
         if self._incidents is None and latest is not None and latest.outcome is not Outcome.OPEN:
             self._told = latest.number  # what was over before this began is no news
@@ -196,9 +104,9 @@ class Dialogue:
             if answer is not None:
                 self._question = None
                 actions += answer
-        return actions
+        return [*actions, *self._maintenance.looked(status, now)]
 
-    def _news(self, latest: Incident | None) -> Iterator[Action]:
+    def _news(self, latest: Incident | None) -> Iterator[d.Action]:
         if latest is None or latest.number <= self._told or latest.rung not in _NEEDS_A_NODE:
             return
         self._told = latest.number
@@ -207,14 +115,18 @@ class Dialogue:
         ranks = {report.rank: _type_of(report.kind) for report in latest.reports if report.rank is not None}
         if ranks and latest.outcome is Outcome.OPEN:
             self._named = frozenset(ranks)
-            yield ReportProcessFault(tuple(FaultyRank(rank, kind) for rank, kind in sorted(ranks.items())))
+            yield d.ReportProcessFault(tuple(d.FaultyRank(rank, kind) for rank, kind in sorted(ranks.items())))
 
-    def _ask(self, signal: Signal, status: JobStatus, now: float) -> None:
+    def _ask(self, signal: d.Signal, status: JobStatus, now: float) -> None:
         self._question = _Question(signal, now, status.incidents[-1].number if status.incidents else 0)
 
     # --- signals ------------------------------------------------------------------------------------------------------
 
-    def _stop_train(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+    def _stop_train(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
+        if d.PAUSE_TRAIN in signal.actions:
+            yield from self._maintenance.pause(signal, now)
+            return
+        yield from self._maintenance.left()
         self._ask(signal, status, now)
         open_now = status.incidents[-1] if status.incidents else None
         hurt = set(open_now.replaced) if open_now is not None and open_now.outcome is Outcome.OPEN else set()
@@ -223,12 +135,12 @@ class Dialogue:
             if rank not in hurt:
                 yield self._assert(f"rank{rank}", _kind_of(kind), _level_of(kind), rank=rank)
 
-    def _global_fault(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+    def _global_fault(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         yield from self._leave_nodes(signal, status, now)
-        strategies = tuple(strategy for strategy in RecoverStrategy if _is_left(strategy, status))
-        yield ReportRecoverStrategy(signal.ranks, strategies)
+        strategies = tuple(strategy for strategy in d.RecoverStrategy if _is_left(strategy, status))
+        yield d.ReportRecoverStrategy(signal.ranks, strategies)
 
-    def _leave_nodes(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+    def _leave_nodes(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         """Have the nodes left whose processes are to end. The platform is about to give the job others."""
         for index in signal.nodes:
             ranks = range(index * self._ranks_per_node, (index + 1) * self._ranks_per_node)
@@ -236,27 +148,30 @@ class Dialogue:
             for node in nodes:
                 yield self._assert(f"node/{node}", FaultKind.NODE, FaultLevel.SEPARATE_NPU, node=node)
 
-    def _change_strategy(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
-        if signal.strategy in {RecoverStrategy.EXIT, RecoverStrategy.DUMP}:
-            yield StopJob(f"ClusterD has decided to {signal.strategy}")
+    def _change_strategy(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
+        if signal.strategy == d.CONTINUE:
+            yield from self._maintenance.train_on(now)
+            return
+        if signal.strategy in {d.RecoverStrategy.EXIT, d.RecoverStrategy.DUMP}:
+            yield d.StopJob(f"ClusterD has decided to {signal.strategy}")
         else:
             yield from self._withdraw()
-        if signal.strategy != RecoverStrategy.EXIT:  # of that no report is asked for
+        if signal.strategy != d.RecoverStrategy.EXIT:  # of that no report is asked for
             self._ask(signal, status, now)
 
-    def _save_and_exit(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
-        yield from self._change_strategy(msgspec.structs.replace(signal, strategy=RecoverStrategy.DUMP), status, now)
+    def _save_and_exit(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
+        yield from self._change_strategy(msgspec.structs.replace(signal, strategy=d.RecoverStrategy.DUMP), status, now)
 
-    def _kill_master(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+    def _kill_master(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         self._question = None
-        yield StopJob("ClusterD has given the job up (killMaster)", insist=True)
+        yield d.StopJob("ClusterD has given the job up (killMaster)", insist=True)
 
-    def _nothing(self, signal: Signal, status: JobStatus, now: float) -> Iterator[Action]:
+    def _nothing(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         return iter(())
 
     def _assert(
         self, fault_id: str, kind: FaultKind, level: FaultLevel, *, rank: int | None = None, node: str | None = None
-    ) -> Action:
+    ) -> d.Action:
         report = FaultReport(
             kind=kind,
             at_s=0.0,
@@ -269,99 +184,103 @@ class Dialogue:
             assertion=Assertion.OCCUR,
         )
         self._asserted[fault_id] = report
-        return TellFault(report)
+        return d.TellFault(report)
 
-    def _withdraw(self) -> Iterator[Action]:
+    def _withdraw(self) -> Iterator[d.Action]:
         """Take back what was asserted: devices are well, or the ranks are elsewhere, when ClusterD says what to do."""
         for report in self._asserted.values():
-            yield TellFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))
+            yield d.TellFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))
         self._asserted = {}
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _stopped(self, question: _Question, status: JobStatus, now: float) -> Iterable[Action] | None:
+    def _stopped(self, question: _Question, status: JobStatus, now: float) -> Iterable[d.Action] | None:
         ranks = question.signal.ranks
         if status.exit_code is not None:
-            return [ReportStopComplete(NOT_READY, f"the job has ended: {status.reason}", ranks)]
+            return [d.ReportStopComplete(d.NOT_READY, f"the job has ended: {status.reason}", ranks)]
         is_new = bool(status.incidents) and status.incidents[-1].number > question.incidents
         if is_new and status.incidents[-1].outcome is not Outcome.OPEN:
-            return [ReportStopComplete(OK, "stopped, and recovered", ranks)]
-        if status.phase not in _TRAINING:
-            return [ReportStopComplete(OK, f"the job is {status.phase}", ranks)]
+            return [d.ReportStopComplete(d.OK, "stopped, and recovered", ranks)]
+        if status.phase not in d.TRAINING:
+            return [d.ReportStopComplete(d.OK, f"the job is {status.phase}", ranks)]
         if now - question.asked_s >= STOPPED_S and not is_new:
-            return [ReportStopComplete(OK, "no rank has to stop for it", ranks)]
+            return [d.ReportStopComplete(d.OK, "no rank has to stop for it", ranks)]
         return None
 
-    def _changed(self, question: _Question, status: JobStatus, now: float) -> Iterable[Action] | None:
+    def _changed(self, question: _Question, status: JobStatus, now: float) -> Iterable[d.Action] | None:
         strategy = question.signal.strategy
-        if strategy == RecoverStrategy.DUMP or question.signal.type == SignalType.SAVE_AND_EXIT:
+        if strategy == d.RecoverStrategy.DUMP or question.signal.type == d.SignalType.SAVE_AND_EXIT:
             return self._dumped(status)
-        failed = RETRY_FAILED if strategy == RecoverStrategy.RETRY else UNRECOVERABLE
+        failed = d.RETRY_FAILED if strategy == d.RecoverStrategy.RETRY else d.UNRECOVERABLE
         if status.exit_code is not None:
-            return [ReportRecoverStatus(strategy, UNRECOVERABLE, f"the job has ended: {status.reason}")]
+            return [d.ReportRecoverStatus(strategy, d.UNRECOVERABLE, f"the job has ended: {status.reason}")]
         latest = status.incidents[-1] if status.incidents else None
         if latest is None or latest.outcome is not Outcome.OPEN:
             came = "nothing had to be recovered" if latest is None else f"incident {latest.number}: {latest.outcome}"
-            return [ReportRecoverStatus(strategy, OK, came)]
-        if strategy == RecoverStrategy.RETRY and latest.rung not in {None, Rung.RETRY_STEP}:
-            return [ReportRecoverStatus(strategy, failed, f"the ladder is at {latest.rung}")]
-        if now - question.asked_s >= RECOVERED_S:
-            return [ReportRecoverStatus(strategy, failed, f"incident {latest.number} is still open")]
+            return [d.ReportRecoverStatus(strategy, d.OK, came)]
+        if strategy == d.RecoverStrategy.RETRY and latest.rung not in {None, Rung.RETRY_STEP}:
+            return [d.ReportRecoverStatus(strategy, failed, f"the ladder is at {latest.rung}")]
+        if now - question.asked_s >= d.REPORTED_S:
+            return [d.ReportRecoverStatus(strategy, failed, f"incident {latest.number} is still open")]
         return None
 
-    def _dumped(self, status: JobStatus) -> Iterable[Action] | None:
+    def _dumped(self, status: JobStatus) -> Iterable[d.Action] | None:
         if status.exit_code is None:
             return None
         failed = NO_EMERGENCY_CHECKPOINT in status.reason
-        return [ReportRecoverStatus(RecoverStrategy.DUMP, DUMP_FAILED if failed else OK, status.reason)]
+        return [d.ReportRecoverStatus(d.RecoverStrategy.DUMP, d.DUMP_FAILED if failed else d.OK, status.reason)]
 
 
-_Heard = Callable[[Dialogue, Signal, JobStatus, float], Iterator[Action]]
-_Looked = Callable[[Dialogue, _Question, JobStatus, float], Iterable[Action] | None]
+_Heard = Callable[[Dialogue, d.Signal, JobStatus, float], Iterator[d.Action]]
+_Looked = Callable[[Dialogue, _Question, JobStatus, float], Iterable[d.Action] | None]
 _SIGNALS: dict[str, _Heard] = {
-    SignalType.STOP_TRAIN: Dialogue._stop_train,
-    SignalType.GLOBAL_FAULT: Dialogue._global_fault,
-    SignalType.CHANGE_STRATEGY: Dialogue._change_strategy,
-    SignalType.SAVE_AND_EXIT: Dialogue._save_and_exit,
-    SignalType.KILL_MASTER: Dialogue._kill_master,
-    SignalType.FAULT_NODES_EXIT: Dialogue._leave_nodes,
-    SignalType.PRE_EXIT_PROCESS: Dialogue._leave_nodes,
-    SignalType.KEEP_ALIVE: Dialogue._nothing,
+    d.SignalType.STOP_TRAIN: Dialogue._stop_train,
+    d.SignalType.GLOBAL_FAULT: Dialogue._global_fault,
+    d.SignalType.CHANGE_STRATEGY: Dialogue._change_strategy,
+    d.SignalType.SAVE_AND_EXIT: Dialogue._save_and_exit,
+    d.SignalType.KILL_MASTER: Dialogue._kill_master,
+    d.SignalType.FAULT_NODES_EXIT: Dialogue._leave_nodes,
+    d.SignalType.PRE_EXIT_PROCESS: Dialogue._leave_nodes,
+    d.SignalType.KEEP_ALIVE: Dialogue._nothing,
+    d.SignalType.PAUSE_START_AGENT: Dialogue._nothing,
+    d.SignalType.CONTINUE_START_AGENT: Dialogue._nothing,
 }
 _ANSWERS: dict[str, _Looked] = {
-    SignalType.STOP_TRAIN: Dialogue._stopped,
-    SignalType.CHANGE_STRATEGY: Dialogue._changed,
-    SignalType.SAVE_AND_EXIT: Dialogue._changed,
+    d.SignalType.STOP_TRAIN: Dialogue._stopped,
+    d.SignalType.CHANGE_STRATEGY: Dialogue._changed,
+    d.SignalType.SAVE_AND_EXIT: Dialogue._changed,
 }
 
 
 def _kind_of(fault_type: str) -> FaultKind:
-    kinds = {RankFaultType.MEMORY: FaultKind.MEMORY, RankFaultType.LINK: FaultKind.NETWORK}
+    kinds = {d.RankFaultType.MEMORY: FaultKind.MEMORY, d.RankFaultType.LINK: FaultKind.NETWORK}
     return (
-        kinds.get(RankFaultType(fault_type), FaultKind.DEVICE) if fault_type in {*RankFaultType} else FaultKind.DEVICE
+        kinds.get(d.RankFaultType(fault_type), FaultKind.DEVICE)
+        if fault_type in {*d.RankFaultType}
+        else FaultKind.DEVICE
     )
 
 
 def _level_of(fault_type: str) -> FaultLevel:
     """A link's operators are retried by the ranks, which say so themselves; all else is held until ClusterD decides."""
-    return FaultLevel.NOT_HANDLE if fault_type == RankFaultType.LINK else FaultLevel.RESTART_REQUEST
+    return FaultLevel.NOT_HANDLE if fault_type == d.RankFaultType.LINK else FaultLevel.RESTART_REQUEST
 
 
-def _type_of(kind: FaultKind) -> RankFaultType:
+def _type_of(kind: FaultKind) -> d.RankFaultType:
     if kind in {FaultKind.MEMORY, FaultKind.MEMORY_MULTI_BIT}:
-        return RankFaultType.MEMORY
-    return RankFaultType.LINK if kind in {FaultKind.LINK, FaultKind.COMMUNICATION} else RankFaultType.NORMAL
+        return d.RankFaultType.MEMORY
+    return d.RankFaultType.LINK if kind in {FaultKind.LINK, FaultKind.COMMUNICATION} else d.RankFaultType.NORMAL
 
 
 _RUNGS = {
-    RecoverStrategy.RETRY: (Rung.RETRY_STEP,),
-    RecoverStrategy.RECOVER: (Rung.RECOVER_IN_PLACE, Rung.RECOVER),
-    RecoverStrategy.DUMP: (),
-    RecoverStrategy.EXIT: (),
+    d.RecoverStrategy.RETRY: (Rung.RETRY_STEP,),
+    d.RecoverStrategy.RECOVER: (Rung.RECOVER_IN_PLACE, Rung.RECOVER),
+    d.RecoverStrategy.DUMP: (),
+    d.RecoverStrategy.EXIT: (),
 }
 
 
-def _is_left(strategy: RecoverStrategy, status: JobStatus) -> bool:
+def _is_left(strategy: d.RecoverStrategy, status: JobStatus) -> bool:
     """Say whether a rung of a strategy has something left of each of its budgets; what needs no rung always is."""
     rungs = _RUNGS[strategy]
     spent = {each.name.partition(" ")[0] for each in status.budgets if each.used >= each.limit}

@@ -2,25 +2,31 @@
 
 Like the real one (MindCluster 26.1, `pkg/application/recover`) it takes in nothing of a job that has not registered,
 forgets what it had begun when a subscription begins or ends, says some signals twice, listens to a report only in the
-state that waits for it, and gives up when none comes. Its waits are shorter, and what it would have Kubernetes do is
-only noted.
+state that waits for it, and gives up when none comes. It has the job pause for another network port or for a stress
+test, and takes a fault meanwhile, or a device that the test finds, as it takes any other. Its waits are shorter, and
+what it would have Kubernetes do is only noted.
 """
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 import grpc
 
-from ..detectors.clusterd_service import CALLS, MESSAGES, SERVICE, SUBSCRIPTION
+from ..detectors.clusterd_service import CALLS, LEADS, MESSAGES, SERVICE, SUBSCRIPTIONS
 
 FLUSH_S = 0.2  # the real one waits for 10 s or more, for faults that belong together
 REPORT_S = 60.0  # 15 minutes
 KEEP_ALIVE_S = 1.0
-_OK, _UNREGISTERED, _UNKNOWN_JOB, _UNINITIALISED = 0, 400, 402, 408
+TEST_S = 900
+_OK, _UNREGISTERED, _UNKNOWN_JOB, _UNRECOVERABLE, _UNINITIALISED, _FAILED = 0, 400, 402, 406, 408, 499
 _NORMAL = "1"
+_FOUND, _STUCK = "2", frozenset({"3", "4"})  # codes of a stress test: the node is isolated; the rank is recovered
+_PORTS, _TESTS = "SubscribeNotifySwitch", "SubscribeNotifyExecStressTest"
+_Fault = tuple[list[int], str]
 
 
 class PlayedClusterd:
@@ -31,6 +37,8 @@ class PlayedClusterd:
         self.path: list[str] = []
         self.faults_told: list[tuple[int, str]] = []  # by the job itself
         self.results: list[tuple[str, int]] = []
+        self.said: list[str] = []  # to the operator who asked for a switch or a test
+        self.tested: dict[int, dict[int, tuple[str, str]]] = {}
         self.strategies = tuple(strategies)
         self.subscriptions = 0
         self._task = task
@@ -38,8 +46,10 @@ class PlayedClusterd:
         self._lock = threading.Lock()
         self._began = self._registered = False
         self._signals: queue.Queue[Any] | None = None
-        self._reports: dict[str, queue.Queue[Any]] = {}
-        self._faults: queue.Queue[tuple[list[int], str]] = queue.Queue()
+        self._expected: frozenset[str] = frozenset()
+        self._reports: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._notices: dict[str, queue.Queue[Any]] = {name: queue.Queue(1) for name in (_PORTS, _TESTS)}
+        self._work: queue.Queue[_Fault | Any] = queue.Queue()  # faults, and messages of what is to be done in a pause
         self._epoch = 0
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -60,7 +70,16 @@ class PlayedClusterd:
 
     def find(self, ranks: Sequence[int], kind: str = _NORMAL) -> None:
         """Find ranks at fault, as by a device plugin."""
-        self._faults.put(([*ranks], kind))
+        self._work.put(([*ranks], kind))
+
+    def switch_ports(self, ranks: Mapping[int, bool]) -> None:
+        """Have ranks use another network port, or their own again, as an operator of the cluster asks."""
+        self._work.put(MESSAGES["SwitchRankList"](rankID=map(str, ranks), op=ranks.values(), jobId=self._task))
+
+    def test(self, operations: Mapping[int, Sequence[int]]) -> None:
+        """Have the devices of ranks tested, as an operator of the cluster asks."""
+        params = {str(rank): MESSAGES["StressOpList"](ops=each) for rank, each in operations.items()}
+        self._work.put(MESSAGES["StressTestRankParams"](stressParam=params, jobId=self._task))
 
     def kill_master(self) -> None:
         """Give the job up."""
@@ -83,6 +102,8 @@ class PlayedClusterd:
             "ReportRecoverStrategy": self._recover_strategy,
             "ReportRecoverStatus": self._recover_status,
             "ReportProcessFault": self._process_fault,
+            "ReplySwitchNicResult": self._switched,
+            "ReplyStressTestResult": self._is_tested,
         }
         methods: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -92,11 +113,17 @@ class PlayedClusterd:
             )
             for name, takes in CALLS.items()
         }
-        methods[SUBSCRIPTION] = grpc.unary_stream_rpc_method_handler(
-            self._subscribe,
-            request_deserializer=MESSAGES["ClientInfo"].FromString,
-            response_serializer=MESSAGES["ProcessManageSignal"].SerializeToString,
-        )
+        streams: dict[str, Any] = {
+            LEADS: self._subscribe,
+            _PORTS: partial(self._notify, _PORTS),
+            _TESTS: partial(self._notify, _TESTS),
+        }
+        for name, brings in SUBSCRIPTIONS.items():
+            methods[name] = grpc.unary_stream_rpc_method_handler(
+                streams[name],
+                request_deserializer=MESSAGES["ClientInfo"].FromString,
+                response_serializer=MESSAGES[brings].SerializeToString,
+            )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _init(self, request: Any, _: Any) -> Any:
@@ -130,6 +157,22 @@ class PlayedClusterd:
                 self._signals = None
                 self._epoch += 1
 
+    def _notify(self, name: str, request: Any, context: Any) -> Iterator[Any]:
+        if not self._registered or request.jobId != self._task:
+            context.abort(grpc.StatusCode.UNKNOWN, f"jobId={request.jobId} not registed, please wait agent register")
+        epoch = self._epoch
+        while context.is_active() and not self._closed.is_set() and epoch == self._epoch:
+            try:
+                yield self._notices[name].get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _switched(self, request: Any, _: Any) -> Any:
+        return self._report("switched", request)
+
+    def _is_tested(self, request: Any, _: Any) -> Any:
+        return self._report("tested", request)
+
     def _stop_complete(self, request: Any, _: Any) -> Any:
         return self._report("stopped", request)
 
@@ -144,18 +187,18 @@ class PlayedClusterd:
             return _status(_UNREGISTERED, "not registered")
         told = [(int(each.rankId), each.faultType) for each in request.faultRanks]
         self.faults_told += told
-        self._faults.put(([rank for rank, _kind in told], told[0][1]))
+        self._work.put(([rank for rank, _kind in told], told[0][1]))
         return _status(_OK, "")
 
     def _report(self, name: str, request: Any) -> Any:
         if not self._registered:
             return _status(_UNREGISTERED, "not registered")
         with self._lock:
-            waiting = self._reports.get(name)
-        if waiting is None:
+            is_expected = name in self._expected
+        if not is_expected:
             self.path.append(f"{name} too early or too late")
             return _status(_OK, "")  # the real one answers so, too, and keeps it in a channel that is emptied later
-        waiting.put(request)
+        self._reports.put((name, request))
         return _status(_OK, "")
 
     # --- its state machine --------------------------------------------------------------------------------------------
@@ -163,17 +206,70 @@ class PlayedClusterd:
     def _lead(self) -> None:
         while not self._closed.is_set():
             try:
-                ranks, kind = self._faults.get(timeout=0.05)
+                work = self._work.get(timeout=0.05)
             except queue.Empty:
                 continue
             epoch = self._epoch
             try:
-                self._one_fault(ranks, kind, epoch)
+                fault = work if isinstance(work, tuple) else self._maintain(work, epoch)
+                if fault is not None:
+                    ranks, kind = fault
+                    self._one_fault(ranks, kind, epoch)
             except _Forgotten as error:
                 self.path.append(f"forgotten: {error}")
 
+    def _maintain(self, notice: Any, epoch: int) -> _Fault | None:
+        """Have something done in a pause; return the fault that it leads to."""
+        is_test = notice.DESCRIPTOR.name == "StressTestRankParams"
+        asked: dict[str, Any] = {"actions": ["pause_train"], "timeout": TEST_S if is_test else 0}
+        stopped = self._exchange("stopTrain", "stopped", epoch, **asked)
+        if stopped.status.code == _FAILED:
+            self._give_up("pause train failed")
+            return None
+        self._expect("status", "tested" if is_test else "switched")
+        self._notices[_TESTS if is_test else _PORTS].put(notice)
+        if is_test:
+            self._send(uuid=f"{epoch}-agents", signalType="pauseStartAgent", actions=["pause start agent"])
+        name, taken = self._take(epoch)
+        is_broken = name == "status"
+        if is_broken:
+            assert taken.status.code == _UNRECOVERABLE
+            self.said.append("a fault meanwhile")
+            if is_test:
+                taken = self._take(epoch)[1]
+        found = self._found_in(taken) if is_test else []
+        if is_broken or found or not (is_test or taken.result):
+            self.said.append("failed")
+            return found, _NORMAL
+        going = self._exchange("changeStrategy", "status", epoch, changeStrategy="continue")
+        if going.status.code == _FAILED:
+            self._give_up("continue train failed")
+            return None
+        self.said.append("finished")
+        with self._lock:
+            self._epoch += 1  # the real one resets itself, which ends the lesser subscriptions
+        return None
+
+    def _found_in(self, tested: Any) -> list[int]:
+        """Return the ranks of nodes that are isolated, else those that were stuck."""
+        self._send(uuid=f"{self._epoch}-agents-on", signalType="continueStartAgent", actions=["continue start agent"])
+        self.tested = {
+            int(rank): {int(each): (found.code, found.result) for each, found in results.rankResult.items()}
+            for rank, results in tested.stressResult.items()
+        }
+        codes = {rank: {code for code, _ in each.values()} for rank, each in self.tested.items()}
+        size = self._ranks_per_pod
+        pods = {rank // size for rank, each in codes.items() if _FOUND in each}
+        isolated = [rank for pod in sorted(pods) for rank in range(pod * size, (pod + 1) * size)]
+        return isolated or [rank for rank, each in codes.items() if each & _STUCK]
+
+    def _give_up(self, why: str) -> None:
+        self.said.append(why)
+        self._send(signalType="killMaster")
+        self.path.append("killMaster")
+
     def _one_fault(self, ranks: list[int], kind: str, epoch: int) -> None:
-        stopped = self._exchange("stopTrain", "stopped", epoch, ranks, kind)
+        stopped = self._exchange("stopTrain", "stopped", epoch, ranks, kind, actions=["stop_train"])
         if stopped.status.code != _OK:
             self._send(signalType="killMaster")
             self.path.append("killMaster")
@@ -186,7 +282,7 @@ class PlayedClusterd:
         able = {*reported.strategies, "exit"}
         tried: list[str] = []
         while True:
-            strategy = self._choose(kind, able, tried)
+            strategy = self._choose(kind if ranks else "", able, tried)
             tried.append(strategy)
             if strategy == "exit":
                 self._send(signalType="changeStrategy", changeStrategy="exit")
@@ -207,34 +303,43 @@ class PlayedClusterd:
                 return strategy
         return "exit"
 
-    def _exchange(self, signal: str, report: str, epoch: int, ranks: list[int], kind: str, **fields: Any) -> Any:
+    def _exchange(
+        self, signal: str, report: str, epoch: int, ranks: Sequence[int] = (), kind: str = _NORMAL, **fields: Any
+    ) -> Any:
         """Send a signal, twice, and return the report that it asks for. Raises _Forgotten."""
-        waiting: queue.Queue[Any] = queue.Queue(1)
-        with self._lock:
-            if epoch != self._epoch:
-                raise _Forgotten(signal)
-            self._reports = {report: waiting}
+        if epoch != self._epoch:
+            raise _Forgotten(signal)
+        self._expect(report)
         faults = [MESSAGES["FaultRank"](rankId=str(rank), faultType=kind) for rank in ranks]
-        self.path.append(" ".join((signal, *fields.get("changeStrategy", "").split())))
+        more = fields.get("changeStrategy") or ("pause" if "pause_train" in fields.get("actions", ()) else "")
+        self.path.append(" ".join((signal, *more.split())))
         for _ in range(2):
             self._send(uuid=f"{epoch}-{len(self.path)}", signalType=signal, faultRanks=faults, **fields)
+        return self._take(epoch)[1]
+
+    def _expect(self, *names: str) -> None:
+        with self._lock:
+            self._expected, self._reports = frozenset(names), queue.Queue()
+
+    def _take(self, epoch: int) -> tuple[str, Any]:
+        """Return the next report that is expected, which then is so no longer. Raises _Forgotten."""
         for _ in range(int(REPORT_S / 0.05)):
             try:
-                taken = waiting.get(timeout=0.05)
+                name, taken = self._reports.get(timeout=0.05)
             except queue.Empty:
                 if epoch != self._epoch or self._closed.is_set():
                     break
             else:
                 with self._lock:
-                    self._reports = {}
-                self.path.append(report)
-                return taken
-        raise _Forgotten(report)
+                    self._expected -= {name}
+                self.path.append(name)
+                return name, taken
+        raise _Forgotten(", ".join(self._expected))
 
     def _reset(self, signals: "queue.Queue[Any]") -> None:
         with self._lock:
             self._epoch += 1
-            self._signals, self._reports = signals, {}
+            self._signals, self._expected = signals, frozenset()
 
     def _send(self, **fields: Any) -> None:
         with self._lock:

@@ -150,3 +150,21 @@ def test_a_job_that_clusterd_does_not_know_is_refused_in_one_line(
     assert "process-recover-enable" in done.stderr.splitlines()[-1]
     job.open_gate(IN_PLACE)
     assert job.wait(WAIT_S) == 0
+
+
+def test_a_switch_that_fails_is_no_end_of_the_job(
+    start_job: StartJob, undisturbed: Record, clusterd: PlayedClusterd, bridge: Bridge
+) -> None:
+    job = start_job(gates=(IN_PLACE,), policy=ROOMY)
+    job.held_at(IN_PLACE)
+    bridge(job)
+    job.until(lambda _: clusterd.subscriptions == 1, "the subscription")
+    clusterd.switch_ports({1: True})
+    job.until(lambda status: status.controls.pause is not None, "the pause")
+    job.open_gate(IN_PLACE)
+    job.until(lambda _: clusterd.results == [("recover", 0)], "what came of it")
+    (pause,) = finish(job)["incidents"]
+    assert_nobody_harmed({**pause, "restore": "replica"}, set())
+    assert clusterd.said == ["failed"]
+    assert walked(clusterd)[:4] == ["stopTrain pause", "stopped", "switched", "stopTrain"]
+    assert_same_numbers(job.record(), undisturbed)

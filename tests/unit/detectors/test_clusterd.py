@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstep.detectors import clusterd as d
-from midstep.detectors.clusterd_service import CALLS, FIELDS, SUBSCRIPTION
+from midstep.detectors import clusterd_signals as d
+from midstep.detectors.clusterd import Dialogue
+from midstep.detectors.clusterd_service import CALLS, FIELDS, SUBSCRIPTIONS
 from midstep.protocol.incidents import BudgetUse, Incident, JobStatus, NodeStatus, Outcome, RankStatus
 from midstep.protocol.types import Assertion, Decision, FaultKind, FaultLevel, FaultReport, Rung
 
@@ -29,8 +30,8 @@ TRAINING = JobStatus(
 
 
 @pytest.fixture
-def dialogue() -> d.Dialogue:
-    made = d.Dialogue("detector/clusterd", 2)
+def dialogue() -> Dialogue:
+    made = Dialogue("detector/clusterd", 2)
     assert made.looked(TRAINING, 0.0) == []
     return made
 
@@ -75,13 +76,13 @@ def reports(actions: list[d.Action]) -> list[FaultReport]:
     ],
 )
 def test_a_rank_that_clusterd_finds_at_fault_is_a_fault_of_the_job_at_once(
-    dialogue: d.Dialogue, kind: str, seen: FaultKind, level: FaultLevel
+    dialogue: Dialogue, kind: str, seen: FaultKind, level: FaultLevel
 ) -> None:
     (report,) = reports(dialogue.heard(signal("stopTrain", ranks=(d.FaultyRank(1, kind),)), TRAINING, 1.0))
     assert (report.kind, report.level, report.rank, report.assertion) == (seen, level, 1, Assertion.OCCUR)
 
 
-def test_that_the_ranks_have_stopped_is_said_when_they_have(dialogue: d.Dialogue) -> None:
+def test_that_the_ranks_have_stopped_is_said_when_they_have(dialogue: Dialogue) -> None:
     dialogue.heard(signal("stopTrain"), TRAINING, 1.0)
     assert dialogue.is_waiting
     assert dialogue.looked(at("suspecting", Outcome.OPEN), 1.1) == []
@@ -90,40 +91,40 @@ def test_that_the_ranks_have_stopped_is_said_when_they_have(dialogue: d.Dialogue
     assert not dialogue.is_waiting
 
 
-def test_a_job_that_has_recovered_meanwhile_has_stopped_too(dialogue: d.Dialogue) -> None:
+def test_a_job_that_has_recovered_meanwhile_has_stopped_too(dialogue: Dialogue) -> None:
     dialogue.heard(signal("stopTrain"), TRAINING, 1.0)
     (said,) = dialogue.looked(at("running", Outcome.RESUMED), 1.2)
     assert isinstance(said, d.ReportStopComplete)
     assert said.code == d.OK
 
 
-def test_a_fault_for_which_no_rank_stops_is_said_to_need_none_after_some_seconds(dialogue: d.Dialogue) -> None:
+def test_a_fault_for_which_no_rank_stops_is_said_to_need_none_after_some_seconds(dialogue: Dialogue) -> None:
     dialogue.heard(signal("stopTrain"), TRAINING, 1.0)
     assert dialogue.looked(TRAINING, 5.9) == []
     (said,) = dialogue.looked(TRAINING, 6.1)
     assert said == d.ReportStopComplete(d.OK, "no rank has to stop for it", RANKS)
 
 
-def test_a_job_that_has_ended_is_not_ready(dialogue: d.Dialogue) -> None:
+def test_a_job_that_has_ended_is_not_ready(dialogue: Dialogue) -> None:
     dialogue.heard(signal("stopTrain"), TRAINING, 1.0)
     (said,) = dialogue.looked(ENDED, 1.2)
     assert isinstance(said, d.ReportStopComplete)
     assert said.code == d.NOT_READY
 
 
-def test_a_rank_that_is_being_replaced_already_is_not_reported_again(dialogue: d.Dialogue) -> None:
+def test_a_rank_that_is_being_replaced_already_is_not_reported_again(dialogue: Dialogue) -> None:
     status = at("quiescing", Outcome.OPEN, rung=Rung.RECOVER, seen_by="rank/1")
     assert dialogue.heard(signal("stopTrain"), status, 1.0) == []
 
 
 @pytest.mark.parametrize("kind", ["stopTrain", "globalFault"])
-def test_a_signal_that_comes_twice_is_one(dialogue: d.Dialogue, kind: str) -> None:
+def test_a_signal_that_comes_twice_is_one(dialogue: Dialogue, kind: str) -> None:
     assert dialogue.heard(signal(kind), TRAINING, 1.0)
     assert dialogue.heard(signal("keep-alive"), TRAINING, 1.0) == []
     assert dialogue.heard(signal(kind), TRAINING, 1.0) == []
 
 
-def test_the_strategies_are_those_that_the_budgets_leave(dialogue: d.Dialogue) -> None:
+def test_the_strategies_are_those_that_the_budgets_leave(dialogue: Dialogue) -> None:
     (said,) = dialogue.heard(signal("globalFault"), TRAINING, 1.0)
     assert said == d.ReportRecoverStrategy(
         RANKS, (d.RecoverStrategy.RECOVER, d.RecoverStrategy.DUMP, d.RecoverStrategy.EXIT)
@@ -131,13 +132,13 @@ def test_the_strategies_are_those_that_the_budgets_leave(dialogue: d.Dialogue) -
 
 
 @pytest.mark.parametrize("kind", ["globalFault", "faultNodesExit", "preExitProcess"])
-def test_the_nodes_of_pods_that_are_to_exit_are_left(dialogue: d.Dialogue, kind: str) -> None:
+def test_the_nodes_of_pods_that_are_to_exit_are_left(dialogue: Dialogue, kind: str) -> None:
     (report,) = reports(dialogue.heard(signal(kind, nodes=(1,)), TRAINING, 1.0))
     assert (report.node, report.rank, report.level) == ("node1", None, FaultLevel.SEPARATE_NPU)
 
 
 @pytest.mark.parametrize("strategy", ["retry", "recover"])
-def test_a_strategy_is_answered_with_what_became_of_the_incident(dialogue: d.Dialogue, strategy: str) -> None:
+def test_a_strategy_is_answered_with_what_became_of_the_incident(dialogue: Dialogue, strategy: str) -> None:
     rung = Rung.RETRY_STEP if strategy == "retry" else Rung.RECOVER
     dialogue.heard(signal("changeStrategy", strategy=strategy), at("rejoining", Outcome.OPEN, rung=rung), 1.0)
     assert dialogue.looked(at("rejoining", Outcome.OPEN, rung=rung), 2.0) == []
@@ -145,7 +146,7 @@ def test_a_strategy_is_answered_with_what_became_of_the_incident(dialogue: d.Dia
     assert said == d.ReportRecoverStatus(strategy, d.OK, "incident 1: resumed")
 
 
-def test_a_strategy_takes_back_what_clusterd_had_found(dialogue: d.Dialogue) -> None:
+def test_a_strategy_takes_back_what_clusterd_had_found(dialogue: Dialogue) -> None:
     """Its devices are well, or the ranks are to be elsewhere: the next process need not wait for it any more."""
     dialogue.heard(signal("stopTrain"), TRAINING, 1.0)
     dialogue.looked(at("quiescing", Outcome.OPEN), 1.2)
@@ -153,14 +154,14 @@ def test_a_strategy_takes_back_what_clusterd_had_found(dialogue: d.Dialogue) -> 
     assert [(each.rank, each.fault_id, each.assertion) for each in again] == [(1, "rank1", Assertion.RECOVER)]
 
 
-def test_a_retry_that_needs_another_process_has_failed_and_may_be_recovered(dialogue: d.Dialogue) -> None:
+def test_a_retry_that_needs_another_process_has_failed_and_may_be_recovered(dialogue: Dialogue) -> None:
     dialogue.heard(signal("changeStrategy", strategy="retry"), at("rejoining", Outcome.OPEN), 1.0)
     (said,) = dialogue.looked(at("rejoining", Outcome.OPEN), 1.1)
     assert isinstance(said, d.ReportRecoverStatus)
     assert said.code == d.RETRY_FAILED
 
 
-def test_an_incident_that_stays_open_is_given_up_before_clusterd_does(dialogue: d.Dialogue) -> None:
+def test_an_incident_that_stays_open_is_given_up_before_clusterd_does(dialogue: Dialogue) -> None:
     dialogue.heard(signal("changeStrategy", strategy="recover"), at("waiting", Outcome.OPEN), 1.0)
     assert dialogue.looked(at("waiting", Outcome.OPEN), 800.0) == []
     (said,) = dialogue.looked(at("waiting", Outcome.OPEN), 842.0)
@@ -173,7 +174,7 @@ def test_an_incident_that_stays_open_is_given_up_before_clusterd_does(dialogue: 
     ("reason", "code"), [("by ClusterD", d.OK), ("no emergency checkpoint: nobody is left", d.DUMP_FAILED)]
 )
 def test_a_dump_ends_the_job_and_says_whether_there_is_a_checkpoint(
-    dialogue: d.Dialogue, kind: str, reason: str, code: int
+    dialogue: Dialogue, kind: str, reason: str, code: int
 ) -> None:
     (stop,) = dialogue.heard(signal(kind, strategy="dump"), TRAINING, 1.0)
     assert stop == d.StopJob("ClusterD has decided to dump")
@@ -182,38 +183,36 @@ def test_a_dump_ends_the_job_and_says_whether_there_is_a_checkpoint(
     assert said == d.ReportRecoverStatus("dump", code, reason)
 
 
-def test_an_exit_ends_the_job_and_nothing_is_said_about_it(dialogue: d.Dialogue) -> None:
+def test_an_exit_ends_the_job_and_nothing_is_said_about_it(dialogue: Dialogue) -> None:
     (stop,) = dialogue.heard(signal("changeStrategy", strategy="exit"), TRAINING, 1.0)
     assert stop == d.StopJob("ClusterD has decided to exit")
     assert not dialogue.is_waiting
 
 
-def test_a_job_that_clusterd_has_given_up_does_not_wait_for_its_checkpoint(dialogue: d.Dialogue) -> None:
+def test_a_job_that_clusterd_has_given_up_does_not_wait_for_its_checkpoint(dialogue: Dialogue) -> None:
     (stop,) = dialogue.heard(signal("killMaster"), TRAINING, 1.0)
     assert isinstance(stop, d.StopJob)
     assert stop.insist
 
 
-def test_a_sign_of_life_asks_for_nothing(dialogue: d.Dialogue) -> None:
+def test_a_sign_of_life_asks_for_nothing(dialogue: Dialogue) -> None:
     assert dialogue.heard(signal("keep-alive"), TRAINING, 1.0) == []
 
 
-def test_what_is_not_obeyed_is_said_in_the_log(dialogue: d.Dialogue) -> None:
+def test_what_is_not_obeyed_is_said_in_the_log(dialogue: Dialogue) -> None:
     (said,) = dialogue.heard(signal("hot-switch", actions=("hot switch",)), TRAINING, 1.0)
     assert isinstance(said, d.Remark)
     assert "hot-switch" in said.text
 
 
 @pytest.mark.parametrize(("kind", "written"), [(FaultKind.EXIT, "1"), (FaultKind.MEMORY, "0"), (FaultKind.LINK, "2")])
-def test_a_fault_that_needs_a_node_is_told_to_clusterd_once(
-    dialogue: d.Dialogue, kind: FaultKind, written: str
-) -> None:
+def test_a_fault_that_needs_a_node_is_told_to_clusterd_once(dialogue: Dialogue, kind: FaultKind, written: str) -> None:
     status = at("quiescing", Outcome.OPEN, rung=Rung.RECOVER, kind=kind, seen_by="node/node0")
     assert dialogue.looked(status, 1.0) == [d.ReportProcessFault((d.FaultyRank(1, written),))]
     assert dialogue.looked(status, 1.1) == []
 
 
-def test_what_clusterd_was_told_is_not_held_against_the_next_process(dialogue: d.Dialogue) -> None:
+def test_what_clusterd_was_told_is_not_held_against_the_next_process(dialogue: Dialogue) -> None:
     """ClusterD names the same rank in its answer, when the incident may be over: a healthy rank is not stopped."""
     dialogue.looked(at("quiescing", Outcome.OPEN, rung=Rung.RECOVER, seen_by="node/node0"), 1.0)
     over = at("running", Outcome.RESUMED, rung=Rung.RECOVER, seen_by="node/node0")
@@ -221,15 +220,15 @@ def test_what_clusterd_was_told_is_not_held_against_the_next_process(dialogue: d
     assert len(dialogue.heard(signal("stopTrain", uuid="u2"), over, 9.0)) == 1
 
 
-def test_a_fault_that_is_mended_in_place_is_not_told(dialogue: d.Dialogue) -> None:
+def test_a_fault_that_is_mended_in_place_is_not_told(dialogue: Dialogue) -> None:
     assert dialogue.looked(at("quiescing", Outcome.OPEN, seen_by="node/node0"), 1.0) == []
 
 
-def test_what_clusterd_has_found_itself_is_not_told_to_it(dialogue: d.Dialogue) -> None:
+def test_what_clusterd_has_found_itself_is_not_told_to_it(dialogue: Dialogue) -> None:
     assert dialogue.looked(at("quiescing", Outcome.OPEN, rung=Rung.RECOVER), 1.0) == []
 
 
-def test_a_new_subscription_begins_anew(dialogue: d.Dialogue) -> None:
+def test_a_new_subscription_begins_anew(dialogue: Dialogue) -> None:
     """ClusterD has forgotten what it waited for, and what it was told."""
     status = at("quiescing", Outcome.OPEN, rung=Rung.RECOVER, seen_by="node/node0")
     assert dialogue.looked(status, 1.0)
@@ -243,14 +242,16 @@ def test_a_new_subscription_begins_anew(dialogue: d.Dialogue) -> None:
 def test_the_messages_are_those_of_mindclusters_own_file() -> None:
     """Each field with its number and type, and each call with what it takes and returns."""
     checkout = Path(os.environ["MIDSTEP_MINDCLUSTER"])
-    text = (checkout / "component/clusterd/pkg/interface/grpc/recover/recover.proto").read_text()
+    commented = (checkout / "component/clusterd/pkg/interface/grpc/recover/recover.proto").read_text()
+    text = re.sub("//.*", "", commented)
     for name, fields in FIELDS.items():
         body = re.search(rf"message {name}\s*\{{(.*?)\}}", text, re.S)
         assert body is not None, name
-        written = re.findall(r"(repeated\s+)?(\w+)\s+(\w+)\s*=\s*(\d+);", body[1])
+        written = re.findall(r"(repeated\s+)?(\w+|map<.*?>)\s+(\w+)\s*=\s*(\d+);", body[1])
         own = [("repeated" if several else "", kind, field) for field, kind, several in fields]
         assert [(several.strip(), kind, field) for several, kind, field, _ in written] == own, name
         assert [int(number) for *_, number in written] == [*range(1, len(fields) + 1)], name
     for call, takes in CALLS.items():
         assert re.search(rf"rpc {call}\({takes}\) returns\s*\(Status\)", text), call
-    assert re.search(rf"rpc {SUBSCRIPTION}\(ClientInfo\) returns \(stream ProcessManageSignal\)", text)
+    for call, brings in SUBSCRIPTIONS.items():
+        assert re.search(rf"rpc {call}\(ClientInfo\) returns\s*\(stream {brings}\)", text), call
