@@ -3,16 +3,19 @@
 import logging
 import os
 import queue
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import click
 
 from ..controller.endpoints import control_requests as requests
 from ..detectors import clusterd_signals as d
 from ..detectors.clusterd import Dialogue
+from ..detectors.clusterd_lines import LineClient
 from ..launch.reached_job import ReachedJob, look, reached
 from ..protocol.controls import EndPause, PauseTraining
 from ..protocol.errors import ConfigurationError, ForeignFile, MidstepError
@@ -20,9 +23,6 @@ from ..protocol.incidents import JobStatus
 from ..protocol.types import detector_address
 from .display.plain import echo, log_to_stderr
 from .frame import Command, operator_options
-
-if TYPE_CHECKING:
-    from ..detectors.clusterd_service import RecoverClient
 
 NAME = detector_address("clusterd")
 ASK_S = 10.0
@@ -44,6 +44,7 @@ _log = logging.getLogger("midstep.clusterd")
     metavar="FILE",
     help="The certificate, in PEM, by which ClusterD proves who it is.  [default: no TLS]",
 )
+@click.option("--stdio", is_flag=True, help="Speak with TaskD instead, by lines of JSON, as mindio_ttp does by itself.")
 @operator_options
 def command(
     *,
@@ -51,6 +52,7 @@ def command(
     server: str | None,
     task: str | None,
     certificate: Path | None,
+    stdio: bool,
     controller: str | None,
     token_file: Path | None,
 ) -> None:
@@ -70,6 +72,9 @@ def command(
     Exit status: 0 when the job has ended, 1 when ClusterD does not take the job in, or nothing of the job answers.
     """
     log_to_stderr(logging.INFO, "%(asctime)s clusterd %(levelname)s %(message)s")
+    if stdio:
+        _speak_with_taskd(reached(job, controller, token_file))
+        return
     place = server or os.environ.get(SERVER)
     named = task or os.environ.get(TASK)
     if not place or not named:
@@ -88,7 +93,7 @@ def command(
     )
     try:
         client.start()
-        Bridge(target, client).run()
+        echo(Bridge(target, client).run())
     except grpc.RpcError as error:
         said = error.details() if isinstance(error, grpc.Call) else str(error)
         raise ConfigurationError(f"ClusterD at {place} does not answer: {said}") from error
@@ -96,33 +101,59 @@ def command(
         client.close()
 
 
+def _speak_with_taskd(target: ReachedJob) -> None:
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines:  # a buffer's lock outlives its reader
+        client = LineClient(lines, sys.stdout.buffer)
+        client.start()
+        _log.info("%s", Bridge(target, client, client.has_left).run())
+
+
+class Client(Protocol):
+    """The other end: ClusterD, or TaskD."""
+
+    signals: "queue.Queue[d.Heard | None]"
+    """What comes; None: the dialogue begins again."""
+
+    def tell(self, report: d.Report) -> None:
+        """Make a report. One that is not heard is logged."""
+
+
 class Bridge:
     """Hands on between a job and ClusterD, until the job has ended."""
 
     def __init__(
-        self, job: ReachedJob, client: "RecoverClient", *, clock: Callable[[], float] = time.monotonic
+        self,
+        job: ReachedJob,
+        client: Client,
+        has_left: threading.Event | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Do nothing before `run`. Raises MidstepError when nothing of the job answers."""
+        """Do nothing before `run`. `has_left` is set when the other end is gone. Raises MidstepError: no answer."""
         self._job = job
         self._client = client
+        self._has_left = has_left or threading.Event()
         self._clock = clock
         self._heard_s = clock()
         self._status = look(job)[0]
         here = max((len(node.ranks) for node in self._status.nodes), default=1)
         self._dialogue = Dialogue(NAME, max(1, here))
 
-    def run(self) -> None:
-        """Hand on until the job has ended and ClusterD waits for nothing. Raises MidstepError."""
+    def run(self) -> str:
+        """Hand on until the job has ended and ClusterD waits for nothing; return a line on it. Raises MidstepError."""
         while self._status.exit_code is None or self._dialogue.is_waiting:
+            has_left = self._has_left.is_set()  # what it has said before is heard all the same
             for signal in self._heard():
                 if signal is None:
                     self._carry_out(self._dialogue.began())
                 else:
-                    _log.info("ClusterD: %s", signal)
+                    _log.info("heard: %s", signal)
                     self._carry_out(self._dialogue.heard(signal, self._status, self._clock()))
             self._status = self._look()
             self._carry_out(self._dialogue.looked(self._status, self._clock()))
-        echo(f"{self._job.name}: the job has ended with exit code {self._status.exit_code}")
+            if has_left:
+                self._carry_out(self._dialogue.began())
+                return f"{self._job.name}: TaskD has left, and the job goes on"
+        return f"{self._job.name}: the job has ended with exit code {self._status.exit_code}"
 
     def _heard(self) -> list[d.Heard | None]:
         """Wait for a signal until the next look at the job is due, and return those that are there."""

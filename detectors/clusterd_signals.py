@@ -57,7 +57,11 @@ class FaultyRank(NamedTuple):
     type: str
 
 
-class Signal(msgspec.Struct, frozen=True):
+class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="message"):
+    """Base of what goes over the line to TaskD: `type` is a field of the signals themselves."""
+
+
+class Signal(_Message, frozen=True):
     """A signal of ClusterD. `nodes`: indices of pods, the ranks of which come one after the other."""
 
     uuid: str
@@ -70,14 +74,14 @@ class Signal(msgspec.Struct, frozen=True):
     extra: str = ""
 
 
-class SwitchNics(msgspec.Struct, frozen=True):
+class SwitchNics(_Message, frozen=True):
     """ClusterD has ranks use another network port while all stand still; `use_backup`: the second one, of each."""
 
     ranks: tuple[int, ...]
     use_backup: tuple[bool, ...]
 
 
-class StressTest(msgspec.Struct, frozen=True):
+class StressTest(_Message, frozen=True):
     """ClusterD has devices tested while all ranks stand still: the operations of each rank, by their numbers."""
 
     operations: dict[int, tuple[int, ...]]
@@ -89,13 +93,13 @@ Heard = Signal | SwitchNics | StressTest
 # --- what is to be done -----------------------------------------------------------------------------------------------
 
 
-class ReportProcessFault(msgspec.Struct, frozen=True):
+class ReportProcessFault(_Message, frozen=True):
     """Tell ClusterD of ranks that midstep has found at fault."""
 
     ranks: tuple[FaultyRank, ...]
 
 
-class ReportStopComplete(msgspec.Struct, frozen=True):
+class ReportStopComplete(_Message, frozen=True):
     """Tell ClusterD that the ranks have stopped; or, with a code above 0, why they cannot."""
 
     code: int
@@ -103,14 +107,14 @@ class ReportStopComplete(msgspec.Struct, frozen=True):
     ranks: tuple[FaultyRank, ...]
 
 
-class ReportRecoverStrategy(msgspec.Struct, frozen=True):
+class ReportRecoverStrategy(_Message, frozen=True):
     """Tell ClusterD what the ladder has left."""
 
     ranks: tuple[FaultyRank, ...]
     strategies: tuple[RecoverStrategy, ...]
 
 
-class ReportRecoverStatus(msgspec.Struct, frozen=True):
+class ReportRecoverStatus(_Message, frozen=True):
     """Tell ClusterD what came of its strategy."""
 
     strategy: str
@@ -150,13 +154,13 @@ class PerformInPause(msgspec.Struct, frozen=True):
     within_s: float
 
 
-class ReplySwitchNicResult(msgspec.Struct, frozen=True):
+class ReplySwitchNicResult(_Message, frozen=True):
     """Tell ClusterD whether all ranks have switched."""
 
     succeeded: bool
 
 
-class ReplyStressTestResult(msgspec.Struct, frozen=True):
+class ReplyStressTestResult(_Message, frozen=True):
     """Tell ClusterD what each test of each rank has found: a code, and what it means."""
 
     results: dict[int, dict[int, tuple[str, str]]]

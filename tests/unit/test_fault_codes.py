@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import midstep
+from midstep.detectors.mindcluster import device_readings
 from midstep.policies.code_files import default_codes, fault_codes, load_codes
 from midstep.policies.fault_codes import TREATMENTS, CodeRule, FaultCodes, LevelName, level_named
 from midstep.policies.files import load_policy, parse_policy, render
@@ -50,6 +51,21 @@ def test_brackets_of_a_switch_code_are_letters_and_no_pattern() -> None:
 def test_a_code_tells_what_it_is_about_and_what_it_means() -> None:
     completed = FaultCodes(RULES).completed(fault("80E01801"))
     assert (completed.kind, completed.meaning) == (FaultKind.MEMORY, "memory is struck")
+
+
+def test_a_hang_that_the_device_plugin_publishes_is_one_of_the_process_on_that_device() -> None:
+    """midstep's own clocks decide, unless the cluster or the policy says that such a process is to be replaced."""
+    entry = {"npu_name": "Ascend910-3", "fault_code": "200001002", "fault_level": "NotHandleFault"}
+    listed = {"huawei.com/Ascend910-Fault": json.dumps([entry])}
+    (reading,) = device_readings(json.dumps({"DeviceInfo": {"DeviceList": listed}}), "n")
+    assert (reading.device, reading.code, reading.level) == (3, "200001002", FaultLevel.NOT_HANDLE)
+
+    report = fault(reading.code, FaultLevel.NOT_HANDLE, kind=reading.kind, device=reading.device)
+    for own, level in ((None, FaultLevel.NOT_HANDLE), (LevelName.RESTART_BUSINESS, FaultLevel.RESTART_BUSINESS)):
+        rules = None if own is None else {"200001002": CodeRule(own)}
+        completed = FaultCodes(default_codes(), rules).completed(report)
+        assert (completed.kind, completed.level) == (FaultKind.DEVICE, level)
+        assert "stand still" in completed.meaning
 
 
 def test_the_level_that_a_detector_names_comes_before_the_table_and_the_jobs_own_before_both() -> None:

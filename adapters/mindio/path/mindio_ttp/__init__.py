@@ -1,12 +1,15 @@
-"""MindIO's names over midstep, for the ranks of `midstep run --mindio`. See docs/mindio.md.
+"""MindIO's names over midstep, for the ranks of `midstep run --mindio`, and for TaskD. See docs/mindio.md.
 
-MindIO's package has modules of these names. They hold nothing but names, so they are made here, in one table.
+MindIO's package has modules of these names. They hold nothing but names, so they are made here, in one table. A process
+of TaskD's own trains nothing: it gets the names that it calls, and imports no torch.
 """
 
+import os
 import sys
+from importlib import import_module
 from types import ModuleType
 
-from midstep.adapters.mindio import handlers, processor, values
+from midstep.adapters.mindio import controller, values
 
 _CONTROLLER = "tft_init_controller tft_start_controller tft_destroy_controller"
 _HANDLERS = (
@@ -38,6 +41,12 @@ _NAMES = {
     # When an update began and ended, by the device's clock.
     "utils": ("get_l2_hbm_error_time tft_can_do_uce_repair tft_set_update_end_time tft_set_update_start_time"),
 }
+_OF_TASKD = "controller_ttp"
+_HOMES: list[ModuleType] = [controller, values]
+if controller.job_named(os.environ) is None:
+    _HOMES += [import_module(f"midstep.adapters.mindio.{each}") for each in ("processor", "handlers")]
+else:
+    _NAMES = {_OF_TASKD: _NAMES[_OF_TASKD]}
 _RENAMED = {"Action": values.NextAction}
 
 __all__: list[str] = []
@@ -47,7 +56,7 @@ def _make(name: str, names: str) -> None:
     module = ModuleType(f"{__name__}.{name}", __doc__)
     module.__path__ = []
     for each in names.split():
-        home = next(home for home in (processor, handlers, values) if hasattr(home, each))
+        home = next(home for home in _HOMES if hasattr(home, each))
         setattr(module, each, getattr(home, each))
     if "ReportState" in names:
         vars(module).update(_RENAMED)
