@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from ..versions.environments import ENVIRONMENTS, Environment, NotHere
+from ..versions.environments import ENVIRONMENTS, NEWEST, Environment, NotHere
 
 
 class Release(NamedTuple):
@@ -24,13 +24,23 @@ class Release(NamedTuple):
 
 
 def _on(version: str, headers: str = "") -> Release:
+    """Return a release on an environment that other tests make, or on one of its own, with its torch."""
     release = Release(version)
-    below = next(each for each in ENVIRONMENTS if each.torch == release.torch)
+    own = Environment("3.11", release.torch, NEWEST.megatron, instead="3.12")
+    below = next((each for each in ENVIRONMENTS if each.torch == release.torch), own)
     return release._replace(below=below, headers=headers)
 
 
 # The last torch-npu of each torch that these tests have run with, the one of the lane first.
-RELEASES = (Release("2.13.0"), _on("2.7.1.post11"), _on("2.6.0", headers="2.7.1.post11"))
+RELEASES = (
+    Release("2.13.0"),
+    _on("2.7.1.post11"),
+    _on("2.6.0", headers="2.7.1.post11"),
+    _on("2.9.0.post9"),
+    _on("2.10.0.post7"),
+    _on("2.12.0.post3"),
+    _on("2.14.0"),
+)
 
 # What the library has for newer releases only, by the first of the wheels that names it, of those read: 2.6.0,
 # 2.7.1.post11, 2.10.0.post7, 2.13.0 and 2.14.0. For 2.6.0 alone it has the graph engine (library/compiler.cpp) and
