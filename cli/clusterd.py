@@ -17,7 +17,6 @@ from ..detectors import clusterd_signals as d
 from ..detectors.clusterd import Dialogue
 from ..detectors.clusterd_lines import LineClient
 from ..launch.reached_job import ReachedJob, look, reached
-from ..protocol.controls import EndPause, PauseTraining
 from ..protocol.errors import ConfigurationError, ForeignFile, MidstepError
 from ..protocol.incidents import JobStatus
 from ..protocol.types import detector_address
@@ -28,6 +27,7 @@ NAME = detector_address("clusterd")
 ASK_S = 10.0
 LOOK_S, BUSY_LOOK_S = 0.5, 0.1  # between two looks at the job; while ClusterD waits for an answer
 WHY = "ClusterD asks for it"
+SIGN_OF_LIFE = d.Signal("", d.SignalType.KEEP_ALIVE)
 GIVE_UP_S = 600.0  # without a controller that answers
 SERVER, TASK = "MINDX_SERVER_IP", "MINDX_TASK_ID"
 PORT = 8899
@@ -142,16 +142,15 @@ class Bridge:
         """Hand on until the job has ended and ClusterD waits for nothing; return a line on it. Raises MidstepError."""
         while self._status.exit_code is None or self._dialogue.is_waiting:
             has_left = self._has_left.is_set()  # what it has said before is heard all the same
-            for signal in self._heard():
+            for signal in [*self._heard(), *([None] if has_left else [])]:
                 if signal is None:
-                    self._carry_out(self._dialogue.began())
+                    self._dialogue.began()
                 else:
-                    _log.info("heard: %s", signal)
+                    _log.log(logging.DEBUG if signal == SIGN_OF_LIFE else logging.INFO, "heard: %s", signal)
                     self._carry_out(self._dialogue.heard(signal, self._status, self._clock()))
             self._status = self._look()
             self._carry_out(self._dialogue.looked(self._status, self._clock()))
             if has_left:
-                self._carry_out(self._dialogue.began())
                 return f"{self._job.name}: TaskD has left, and the job goes on"
         return f"{self._job.name}: the job has ended with exit code {self._status.exit_code}"
 
@@ -192,20 +191,12 @@ class Bridge:
                 self._ask(requests.StopJobRequest(action.why))
                 if action.insist:
                     self._ask(requests.StopJobRequest(action.why))
-            elif isinstance(action, d.PauseJob):
-                self._steer(action, PauseTraining(action.for_s))
-            elif isinstance(action, d.TrainOn):
-                self._ask(requests.ControlRequest(EndPause(), NAME, WHY))
-            elif isinstance(action, d.PerformInPause):
-                self._carry_out(self._dialogue.refused(action, "not known"))
+            elif isinstance(action, d.Steer):
+                reply = self._ask(requests.ControlRequest(action.control, NAME, WHY))
+                if isinstance(reply, requests.Refused):
+                    self._carry_out(self._dialogue.refused(action, reply.reason))
             else:
                 self._client.tell(action)
-
-    def _steer(self, action: d.PauseJob, control: PauseTraining) -> None:
-        """Have the job do something, and take in that it does not."""
-        reply = self._ask(requests.ControlRequest(control, NAME, WHY))
-        if isinstance(reply, requests.Refused):
-            self._carry_out(self._dialogue.refused(action, reply.reason))
 
     def _ask(self, request: requests.Request) -> requests.Reply | None:
         """Ask the controller. What it refuses, or does not hear, is logged: ClusterD learns it from what follows."""

@@ -23,7 +23,7 @@ import msgspec
 from ..protocol.incidents import Incident, JobStatus, Outcome
 from ..protocol.types import NO_EMERGENCY_CHECKPOINT, Assertion, FaultKind, FaultLevel, FaultReport, Rung
 from . import clusterd_signals as d
-from .clusterd_maintenance import ActionProgress, Maintenance
+from .clusterd_maintenance import Maintenance
 
 STOPPED_S = 5.0  # a fault that stops no rank within this time is one that none needs to stop for
 _NEEDS_A_NODE = frozenset({Rung.RECOVER, Rung.RESCHEDULE_POD, Rung.RESCHEDULE_JOB})
@@ -56,27 +56,23 @@ class Dialogue:
         """Say whether ClusterD waits for something that the job will show."""
         return self._question is not None or self._maintenance.is_waiting
 
-    def began(self) -> list[d.Action]:
+    def began(self) -> None:
         """Begin again: a new subscription has ClusterD forget whatever it had begun."""
         self._question = self._last = None
         self._named = frozenset()
         self._told = 0 if self._incidents is None else max(0, self._told - 1)
-        return [*self._maintenance.left()]
+        self._maintenance.leave()
 
-    def refused(self, action: d.PauseJob | d.PerformInPause, why: str) -> list[d.Action]:
+    def refused(self, action: d.Steer, why: str) -> list[d.Action]:
         """Take in that the job does not do what was asked for."""
-        return [*self._maintenance.refused(action, why)]
-
-    def progressed(self, progress: ActionProgress) -> list[d.Action]:
-        """Take in how far the ranks are with the action that was asked for last."""
-        return [*self._maintenance.progressed(progress)]
+        return [*self._maintenance.refused(action.control, why)]
 
     def heard(self, signal: d.Heard, status: JobStatus, now: float) -> list[d.Action]:
         """Take in a signal. `status` is the job's, just before."""
         if isinstance(signal, d.SwitchNics):
-            return [*self._maintenance.switch_nics(signal)]
+            return [*self._maintenance.switch_nics(signal, status)]
         if isinstance(signal, d.StressTest):
-            return [*self._maintenance.test(signal)]
+            return [*self._maintenance.test(signal, status)]
         if signal.uuid and signal == self._last:
             return []  # sent twice
         self._last = signal if signal.type != d.SignalType.KEEP_ALIVE else self._last
@@ -126,7 +122,7 @@ class Dialogue:
         if d.PAUSE_TRAIN in signal.actions:
             yield from self._maintenance.pause(signal, now)
             return
-        yield from self._maintenance.left()
+        self._maintenance.leave()
         self._ask(signal, status, now)
         open_now = status.incidents[-1] if status.incidents else None
         hurt = set(open_now.replaced) if open_now is not None and open_now.outcome is Outcome.OPEN else set()

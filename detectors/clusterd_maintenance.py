@@ -12,8 +12,7 @@ leads the fault as any other.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
+from ..protocol import controls as c
 from ..protocol.compat import StrEnum
 from ..protocol.incidents import JobStatus
 from . import clusterd_signals as d
@@ -36,21 +35,6 @@ NOT_PERFORMED = ("1", "exec failed")  # in the words of TaskD's worker
 TIMED_OUT = ("3", "exec timeout")
 
 
-class RankResult(NamedTuple):
-    """The end of an action in one rank. The text of a test is its code, a dash, and what the code means."""
-
-    rank: int
-    succeeded: bool
-    text: str
-
-
-class ActionProgress(msgspec.Struct, frozen=True):
-    """How far the ranks are with an action: those that are through, and those that are not."""
-
-    results: tuple[RankResult, ...]
-    waiting: tuple[int, ...]
-
-
 class _Stage(StrEnum):
     TRAINING = "training"
     PAUSING = "pausing"
@@ -58,9 +42,10 @@ class _Stage(StrEnum):
     SWITCHING = "switching"
     TESTING = "testing"
     CONTINUING = "continuing"
+    LEAVING = "leaving"  # ClusterD waits for nothing, and the pause stands until the ranks' action is over
 
 
-_EXPECTS = frozenset({_Stage.PAUSING, _Stage.SWITCHING, _Stage.TESTING, _Stage.CONTINUING})
+_EXPECTS = frozenset({_Stage.PAUSING, _Stage.SWITCHING, _Stage.TESTING, _Stage.CONTINUING, _Stage.LEAVING})
 _HELD = frozenset({_Stage.PAUSED, _Stage.SWITCHING, _Stage.TESTING})
 
 
@@ -73,6 +58,8 @@ class Maintenance:
         self._test = d.StressTest({})
         self._operations: list[int] = []  # of the test: the one that is performed, and those after it
         self._results: dict[int, dict[int, tuple[str, str]]] = {}
+        self._asked: c.PerformAction | None = None  # of the ranks, after so many controls
+        self._counted = 0
 
     @property
     def is_waiting(self) -> bool:
@@ -85,9 +72,9 @@ class Maintenance:
         """Have the job stand still."""
         held_s = (signal.timeout_s or PAUSE_S) + BOUNDARY_S
         self._stage, self._until_s = _Stage.PAUSING, now + min(held_s, d.REPORTED_S)
-        yield d.PauseJob(held_s)
+        yield d.Steer(c.PauseTraining(held_s))
 
-    def switch_nics(self, signal: d.SwitchNics) -> Iterator[d.Action]:
+    def switch_nics(self, signal: d.SwitchNics, status: JobStatus) -> Iterator[d.Action]:
         """Have all ranks switch: each of them has to know which ones use another port."""
         if self._stage is _Stage.SWITCHING:
             return
@@ -99,36 +86,35 @@ class Maintenance:
             "ranks": ",".join(map(str, signal.ranks)),
             "use_backup": ",".join(str(int(each)) for each in signal.use_backup),
         }
-        yield d.PerformInPause(SWITCH, arguments, None, SWITCH_S)
+        yield self._perform(c.PerformAction(SWITCH, arguments, None, SWITCH_S), status)
 
-    def test(self, signal: d.StressTest) -> Iterator[d.Action]:
+    def test(self, signal: d.StressTest, status: JobStatus) -> Iterator[d.Action]:
         """Have ranks test their devices, one operation after the other."""
         if self._stage is _Stage.TESTING:
             return
         self._test, self._results = signal, {}
-        self._operations = sorted({each for every in signal.operations.values() for each in every})
+        asked = {each for every in signal.operations.values() for each in every}
+        self._operations = sorted(asked & OPERATIONS.keys())  # others are of a later ClusterD
         if self._stage is not _Stage.PAUSED:
             yield self._tested()
             return
-        self._stage = _Stage.TESTING
-        yield from self._next_operation()
+        yield from self._next_operation(status)
 
     def train_on(self, now: float) -> Iterator[d.Action]:
         """End the pause."""
         self._stage, self._until_s = _Stage.CONTINUING, now + d.REPORTED_S
-        yield d.TrainOn()
+        yield d.Steer(c.EndPause())
 
-    def left(self) -> Iterator[d.Action]:
-        """End a pause of which ClusterD will not speak again: it leads a fault now, or has forgotten it."""
-        if self._stage in _HELD | {_Stage.PAUSING}:
-            yield d.TrainOn()
-        self._stage = _Stage.TRAINING
+    def leave(self) -> None:
+        """End at the next look a pause that ClusterD will not end: it leads a fault now, or has forgotten it."""
+        if self._stage is not _Stage.TRAINING:
+            self._stage = _Stage.LEAVING
 
     # --- what the job shows -------------------------------------------------------------------------------------------
 
-    def refused(self, action: d.PauseJob | d.PerformInPause, why: str) -> Iterator[d.Action]:
+    def refused(self, control: c.Control, why: str) -> Iterator[d.Action]:
         """Say that the job does not do it."""
-        if isinstance(action, d.PauseJob):
+        if isinstance(control, c.PauseTraining):
             self._stage = _Stage.TRAINING
             yield d.ReportStopComplete(d.FAILED, why, ())
         elif self._stage is _Stage.SWITCHING:
@@ -146,41 +132,18 @@ class Maintenance:
         elif self._stage is _Stage.CONTINUING:
             yield from self._is_continuing(status, ended, now)
         elif self._stage in _HELD and not status.held:
-            was_testing = self._stage is _Stage.TESTING
-            self._stage = _Stage.TRAINING
-            if ended is None:
-                yield d.TrainOn()
-            yield d.ReportRecoverStatus(
-                "", d.UNRECOVERABLE, ended or f"it stands still no longer: it is {status.phase}"
-            )
-            if was_testing:  # of a switch ClusterD hears enough by the code; of a test it waits for the results as well
-                yield self._tested()
-
-    def progressed(self, progress: ActionProgress) -> Iterator[d.Action]:
-        """Take in how far the ranks are with an action."""
-        if progress.waiting:
-            return
-        if self._stage is _Stage.SWITCHING:
-            self._stage = _Stage.PAUSED
-            yield d.ReplySwitchNicResult(bool(progress.results) and all(each.succeeded for each in progress.results))
-        elif self._stage is _Stage.TESTING:
-            operation = self._operations.pop(0)
-            for each in progress.results:
-                self._results.setdefault(each.rank, {})[operation] = _code_of(each)
-            if self._operations:
-                yield from self._next_operation()
-            else:
-                self._stage = _Stage.PAUSED
-                yield self._tested()
+            yield from self._is_broken(status, ended)
+        elif self._stage in {_Stage.SWITCHING, _Stage.TESTING}:
+            yield from self._is_performing(status)
+        if self._stage is _Stage.LEAVING:
+            yield from self._is_leaving(status)
 
     def _is_pausing(self, status: JobStatus, ended: str | None, now: float) -> Iterator[d.Action]:
         if status.held:
             self._stage = _Stage.PAUSED
             yield d.ReportStopComplete(d.OK, "all ranks stand still", ())
         elif ended is not None or now >= self._until_s:
-            self._stage = _Stage.TRAINING
-            if ended is None:
-                yield d.TrainOn()
+            self._stage = _Stage.LEAVING
             yield d.ReportStopComplete(d.FAILED, ended or f"not all ranks stand still: the job is {status.phase}", ())
 
     def _is_continuing(self, status: JobStatus, ended: str | None, now: float) -> Iterator[d.Action]:
@@ -193,14 +156,50 @@ class Maintenance:
         else:
             yield d.ReportRecoverStatus(d.CONTINUE, d.FAILED, ended or f"the job is {status.phase}")
 
-    def _next_operation(self) -> Iterator[d.Action]:
+    def _is_broken(self, status: JobStatus, ended: str | None) -> Iterator[d.Action]:
+        was_testing = self._stage is _Stage.TESTING
+        self._stage = _Stage.LEAVING
+        said = ended or f"the ranks stand still no longer: the job is {status.phase}"
+        yield d.ReportRecoverStatus("", d.UNRECOVERABLE, said)
+        if was_testing:  # of a switch ClusterD hears enough by the code; of a test it waits for the results as well
+            yield self._tested()
+
+    def _is_leaving(self, status: JobStatus) -> Iterator[d.Action]:
+        action = status.controls.action
+        if status.controls.pause is None or status.exit_code is not None:
+            self._stage = _Stage.TRAINING
+        elif action is None or not action.waiting:
+            self._stage = _Stage.TRAINING
+            yield d.Steer(c.EndPause())
+
+    def _is_performing(self, status: JobStatus) -> Iterator[d.Action]:
+        action = status.controls.action
+        if action is None or action.number <= self._counted or action.control != self._asked or action.waiting:
+            return
+        if self._stage is _Stage.SWITCHING:
+            self._stage = _Stage.PAUSED
+            yield d.ReplySwitchNicResult(all(each.succeeded for each in action.results))
+            return
+        operation = self._operations.pop(0)
+        without = TIMED_OUT if status.at_s >= action.until_s else NOT_PERFORMED
+        for each in action.results:
+            self._results.setdefault(each.rank, {})[operation] = _code_in(each.text) or without
+        yield from self._next_operation(status)
+
+    def _next_operation(self, status: JobStatus) -> Iterator[d.Action]:
+        if not self._operations:
+            self._stage = _Stage.PAUSED
+            yield self._tested()
+            return
+        self._stage = _Stage.TESTING
         number = self._operations[0]
         ranks = tuple(sorted(rank for rank, each in self._test.operations.items() if number in each))
-        operation = OPERATIONS.get(number)
-        if operation is None:  # of a later ClusterD
-            yield from self.progressed(ActionProgress(tuple(RankResult(rank, False, "") for rank in ranks), ()))
-        else:
-            yield d.PerformInPause(TEST, {"operation": operation.name}, ranks, operation.within_s)
+        operation = OPERATIONS[number]
+        yield self._perform(c.PerformAction(TEST, {"operation": operation.name}, ranks, operation.within_s), status)
+
+    def _perform(self, control: c.PerformAction, status: JobStatus) -> d.Steer:
+        self._asked, self._counted = control, status.controls.counted
+        return d.Steer(control)
 
     def _tested(self) -> d.ReplyStressTestResult:
         """Return the results so far. What was not performed has failed, which speaks against no device."""
@@ -212,6 +211,7 @@ class Maintenance:
         )
 
 
-def _code_of(result: RankResult) -> tuple[str, str]:
-    code, dash, meaning = result.text.partition("-")
-    return (code, meaning) if dash and code.isascii() and code.isdigit() else NOT_PERFORMED
+def _code_in(text: str) -> tuple[str, str] | None:
+    """Return the code of a test, and what it means; None: the rank has not come so far."""
+    code, dash, meaning = text.partition("-")
+    return (code, meaning) if dash and code.isascii() and code.isdigit() else None

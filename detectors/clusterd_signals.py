@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..protocol.compat import StrEnum
+from ..protocol.controls import EndPause, PauseTraining, PerformAction
 from ..protocol.types import FaultReport
 
 OK, NOT_READY, RETRY_FAILED, UNRECOVERABLE, DUMP_FAILED, FAILED = 0, 404, 405, 406, 407, 499
@@ -135,23 +136,10 @@ class StopJob(msgspec.Struct, frozen=True):
     insist: bool = False
 
 
-class PauseJob(msgspec.Struct, frozen=True):
-    """Have all ranks stand still at a step boundary, for so many seconds at most."""
+class Steer(msgspec.Struct, frozen=True):
+    """Have the job do something, as an operator asks for it."""
 
-    for_s: float
-
-
-class TrainOn(msgspec.Struct, frozen=True):
-    """End the pause."""
-
-
-class PerformInPause(msgspec.Struct, frozen=True):
-    """Have ranks that stand still do something. `ranks` None: all of them."""
-
-    action: str
-    arguments: dict[str, str]
-    ranks: tuple[int, ...] | None
-    within_s: float
+    control: PauseTraining | EndPause | PerformAction
 
 
 class ReplySwitchNicResult(_Message, frozen=True):
@@ -180,4 +168,4 @@ Report = (
     | ReplySwitchNicResult
     | ReplyStressTestResult
 )
-Action = Report | TellFault | StopJob | PauseJob | TrainOn | PerformInPause | Remark
+Action = Report | TellFault | StopJob | Steer | Remark

@@ -16,13 +16,30 @@ from midstep.testing.played_clusterd import PlayedClusterd
 
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
-from .jobs import ROOMY, Job, Record
+from .jobs import ONE_NODE, ROOMY, TRAINING, Job, Record
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 TASK = "5b1f0c1e-0d0c-4f6a"
 IN_PLACE, MOVED, KILLED, LAST = GATES = (4, 10, 16, 22)
 WAIT_S = 60.0
+PAUSES = (4, 18, 32)
+LONG_STEP_S = 0.2  # the boundary of a pause is a second ahead, and must lie before the next gate
+BROKEN, SLOW = 1, 2  # ranks: one without another port, one whose port takes long
+WITH_ACTIONS = f"""
+import os, runpy, time
+import midstep
+
+def switch_nic(arguments):
+    if arguments["ranks"] == os.environ["RANK"] == "{BROKEN}":
+        raise RuntimeError("there is no second port")
+    if arguments["ranks"] == os.environ["RANK"] == "{SLOW}":
+        time.sleep({WAIT_S})
+
+midstep.register_action("switch_nic", switch_nic)
+midstep.register_action("stress_test", lambda _: "2-find fault rank" if os.environ["RANK"] == "3" else "0-OK")
+runpy.run_path({str(TRAINING)!r}, run_name="__main__")
+"""
 Bridge = Callable[[Job], "subprocess.Popen[str]"]
 
 
@@ -110,6 +127,12 @@ def test_what_clusterd_finds_is_recovered_and_answered_in_its_own_order(
     assert_same_numbers(job.record(), undisturbed)
 
 
+def pass_pause(job: Job, step: int) -> None:
+    """Let the job train to the boundary of a pause that ClusterD asks for."""
+    job.until(lambda status: status.controls.pause is not None, "the pause")
+    job.open_gate(step)
+
+
 def test_clusterd_is_told_of_a_node_that_is_needed_and_its_dump_ends_the_job(
     start_job: StartJob, clusterd: PlayedClusterd, bridge: Bridge
 ) -> None:
@@ -152,19 +175,64 @@ def test_a_job_that_clusterd_does_not_know_is_refused_in_one_line(
     assert job.wait(WAIT_S) == 0
 
 
-def test_a_switch_that_fails_is_no_end_of_the_job(
-    start_job: StartJob, undisturbed: Record, clusterd: PlayedClusterd, bridge: Bridge
+def test_what_clusterd_has_done_in_a_pause_harms_no_bit_and_what_it_finds_is_led_as_a_fault(
+    start_job: StartJob, undisturbed: Record, clusterd: PlayedClusterd, bridge: Bridge, tmp_path: Path
 ) -> None:
-    job = start_job(gates=(IN_PLACE,), policy=ROOMY)
-    job.held_at(IN_PLACE)
+    """All ranks switch; one cannot, and nothing is changed; a device is found bad, and its pod's ranks move."""
+    script = tmp_path / "with_actions.py"
+    script.write_text(WITH_ACTIONS)
+    policy = {**ROOMY, "deadlines": {"stop_grace_s": 2.0}}
+    job = start_job(step_s=LONG_STEP_S, spares=1, gates=PAUSES, script=script, policy=policy)
+    job.held_at(PAUSES[0])
     bridge(job)
     job.until(lambda _: clusterd.subscriptions == 1, "the subscription")
-    clusterd.switch_ports({1: True})
-    job.until(lambda status: status.controls.pause is not None, "the pause")
-    job.open_gate(IN_PLACE)
+    pause = ["stopTrain pause", "stopped"]
+    fault = ["stopTrain", "stopped", "globalFault", "strategies", "changeStrategy recover", "status"]
+
+    clusterd.switch_ports({0: True})
+    pass_pause(job, PAUSES[0])
+    job.until(lambda _: clusterd.said == ["finished"], "the switch")
+    assert walked(clusterd) == [*pause, "switched", "changeStrategy continue", "status"]
+
+    job.held_at(PAUSES[1])
+    clusterd.switch_ports({BROKEN: True})
+    pass_pause(job, PAUSES[1])
     job.until(lambda _: clusterd.results == [("recover", 0)], "what came of it")
-    (pause,) = finish(job)["incidents"]
-    assert_nobody_harmed({**pause, "restore": "replica"}, set())
-    assert clusterd.said == ["failed"]
-    assert walked(clusterd)[:4] == ["stopTrain pause", "stopped", "switched", "stopTrain"]
+    assert walked(clusterd) == [*pause, "switched", *fault]
+
+    job.held_at(PAUSES[2])
+    clusterd.strategies = ("recover",)
+    clusterd.test({2: [0], 3: [0]})
+    pass_pause(job, PAUSES[2])
+    job.until(lambda _: clusterd.results == [("recover", 0)] * 2, "what came of it")
+    assert walked(clusterd) == [*pause, "tested", *fault]
+    assert clusterd.tested == {2: {0: ("0", "OK")}, 3: {0: ("2", "find fault rank")}}
+    assert clusterd.said == ["finished", "failed", "failed"]
+
+    *pauses, moved = finish(job)["incidents"]
+    assert len(pauses) == 2  # the third one became that of the fault
+    for each in pauses:
+        assert_nobody_harmed({**each, "restore": "replica"}, set())
+    assert moved["rung"] == "recover"
+    assert_nobody_harmed(moved, {2, 3})
+    assert_same_numbers(job.record(), undisturbed)
+
+
+def test_a_rank_that_dies_in_a_pause_is_replaced_and_clusterd_hears_that_the_pause_is_over(
+    start_job: StartJob, undisturbed: Record, clusterd: PlayedClusterd, bridge: Bridge, tmp_path: Path
+) -> None:
+    script = tmp_path / "with_actions.py"
+    script.write_text(WITH_ACTIONS)
+    job = start_job(step_s=LONG_STEP_S, gates=PAUSES[:1], script=script, policy=ROOMY, **ONE_NODE)
+    job.held_at(PAUSES[0])
+    bridge(job)
+    job.until(lambda _: clusterd.subscriptions == 1, "the subscription")
+    clusterd.switch_ports({SLOW: True})
+    pass_pause(job, PAUSES[0])
+    job.until(lambda status: status.controls.action is not None, "the switch")
+    job.rank_process(SLOW).kill()
+    job.until(lambda _: clusterd.results == [("recover", 0)], "what came of it")
+    assert clusterd.said == ["a fault meanwhile", "failed"]
+    report = finish(job)
+    assert [each["replaced"] for each in report["incidents"] if each["replaced"]] == [[SLOW]]
     assert_same_numbers(job.record(), undisturbed)
