@@ -1,5 +1,6 @@
 """Everything in this folder needs MindSpeed-LLM: its own program under `midstep run --mindio`, undisturbed and hurt."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -12,13 +13,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from ..cann.environment import make, variables
+from ..cann.releases import chosen
 from ..chaos.jobs import ROOMY, Job
 from ..chaos.losing import closing
+from ..versions.environments import NotHere
 from .environment import SUITE, VARIABLES, checkouts, missing, put_together, release_of
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600.0
-ITERATIONS = 24
+ITERATIONS = 18
 POLICY: dict[str, Any] = {
     **ROOMY,
     "stall": {"grace_s": 120.0, "suspended_s": 120.0},
@@ -124,6 +128,19 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Programs(put_together(program, tmp_path_factory.mktemp("programs") / program.name), mindspeed)
 
 
+@contextlib.contextmanager
+def surroundings(programs: Programs, device: Device) -> Iterator[pytest.MonkeyPatch]:
+    """Set what a job of MindSpeed-LLM's is started with."""
+    path = [*device.path, HERE / "common", programs.mindspeed, programs.program, os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", device.python)
+        for name, value in device.variables.items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", os.pathsep.join(str(each) for each in path if each))
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        yield patch
+
+
 def starting(keep: Callable[[Job], Job], programs: Programs, factory: pytest.TempPathFactory, device: Device) -> Start:
     """Return what starts pretrain_gpt.py on a device."""
 
@@ -144,16 +161,9 @@ def starting(keep: Callable[[Job], Job], programs: Programs, factory: pytest.Tem
         arguments = ["--train-iters", str(ITERATIONS), "--save", str(saves), "--load", str(saves), *MODEL, *layout]
         if "--save-interval" not in layout:
             arguments += ["--save-interval", "1000"]
-        here = os.environ.get("PYTHONPATH", "")
-        path = [*device.path, HERE / "common", programs.mindspeed, programs.program, here]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "executable", device.python)
-            for name, value in device.variables.items():
-                patch.setenv(name, value)
-            patch.setenv("PYTHONPATH", os.pathsep.join(str(each) for each in path if each))
+        with surroundings(programs, device) as patch:
             patch.setenv("MIDSTEP_TEST_FAULTS", json.dumps(faults))
             patch.setenv("MIDSTEP_TEST_RECORDS", str(root / "records"))
-            patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             given = {"nodes": 1, "ranks_per_node": ranks, "policy": POLICY, "device": device.name, **options}
             script = programs.program / "pretrain_gpt.py"
             job = Job(root, script=script, arguments=arguments, options=["--mindio"], **given)
@@ -163,11 +173,36 @@ def starting(keep: Callable[[Job], Job], programs: Programs, factory: pytest.Tem
     return start
 
 
-def calming(start: Start) -> Callable[..., Saved]:
+def on_cann() -> Device:
+    """Return torch-npu's own wheel over the fake CANN, on top of this environment; skip the test where it is not."""
+    try:
+        place = make(chosen(SUITE.release), Path(sys.executable))
+    except NotHere as reason:
+        pytest.skip(f"no torch-npu on the fake CANN: {reason}")
+    return Device("npu", (HERE / "on_cann",), str(place / "bin" / "python"), variables(place))
+
+
+@pytest.fixture(scope="session", params=["stand-in", "cann"])
+def device(request: pytest.FixtureRequest) -> Device:
+    """The fake device as torch_npu, and torch-npu's own."""
+    if request.param == "cann":
+        return on_cann()
+    return Device("cpu", (HERE / "stand_in", HERE.parent / "chaos" / "mindio"), sys.executable, {})
+
+
+@pytest.fixture(scope="session")
+def start(device: Device, programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start pretrain_gpt.py on each device, and kill what is left of it when the tests are over."""
+    with closing() as keep:
+        yield starting(keep, programs, tmp_path_factory, device)
+
+
+@pytest.fixture(scope="session")
+def calm(start: Start) -> Callable[..., Saved]:
     """Return what trains a layout undisturbed, each once, and returns what it saves at its end."""
     known: dict[tuple[int, ...], Saved] = {}
 
-    def calm(ranks: int, layout: Sequence[str] = ()) -> Saved:
+    def trained(ranks: int, layout: Sequence[str] = ()) -> Saved:
         key = (ranks, *map(hash, layout))
         if key not in known:
             training = start(ranks, layout)
@@ -176,18 +211,4 @@ def calming(start: Start) -> Callable[..., Saved]:
             known[key] = training.saved()
         return known[key]
 
-    return calm
-
-
-@pytest.fixture(scope="session")
-def start(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start pretrain_gpt.py on the stand-in, and kill what is left of it when the tests are over."""
-    with closing() as keep:
-        path = (HERE / "stand_in", HERE.parent / "chaos" / "mindio")
-        yield starting(keep, programs, tmp_path_factory, Device("cpu", path, sys.executable, {}))
-
-
-@pytest.fixture(scope="session")
-def calm(start: Start) -> Callable[..., Saved]:
-    """Return what the undisturbed training of a layout saves at its end, each trained once."""
-    return calming(start)
+    return trained

@@ -48,15 +48,21 @@ def put_together(program: Path, folder: Path) -> Path:
     megatron = Path(os.environ[MEGATRON]) / "megatron"
     shutil.copytree(program, folder, ignore=shutil.ignore_patterns(".git", "docs", "tests", "docker"))
     shutil.copytree(megatron, folder / "megatron", dirs_exist_ok=True)
+    _build_helpers(folder / "megatron" / "core" / "datasets")
+    of_fsdp2 = folder / "mindspeed_llm" / "fsdp2" / "data" / "megatron_data"
+    if of_fsdp2.is_dir():  # not in 2.3.0
+        _build_helpers(of_fsdp2)
+    return folder
+
+
+def _build_helpers(datasets: Path) -> None:
     import pybind11
 
-    datasets = folder / "megatron" / "core" / "datasets"
     built = f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}"
     headers = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
     build = ["c++", "-O3", "-shared", "-std=c++17", "-fPIC", *headers, "helpers.cpp", "-o", built]
     subprocess.run(build, cwd=datasets, check=True, timeout=600)
     (datasets / "Makefile").write_text("default:\n")  # it would be built once more, for the python3 of the path
-    return folder
 
 
 if __name__ == "__main__":

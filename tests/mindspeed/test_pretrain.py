@@ -78,9 +78,9 @@ def assert_replaced_alone(training: Training, kills: Sequence[Fault], calm: Save
 
 def test_a_rank_that_is_killed_at_each_moment_of_a_step_is_replaced(start: Start, calm: Callable[..., Saved]) -> None:
     """Its process alone: the other one lives on, and no step is lost."""
-    kills: list[Fault] = [(place % 2, 3 + 2 * place, moment, "kill") for place, moment in enumerate(MOMENTS[:-1])]
-    layout = ("--save-interval", str(ITERATIONS - 4))
-    kills.append((1, ITERATIONS - 5, "save", "kill"))
+    kills: list[Fault] = [(place % 2, 2 + 2 * place, moment, "kill") for place, moment in enumerate(MOMENTS[:-1])]
+    layout = ("--save-interval", str(ITERATIONS - 2))
+    kills.append((1, ITERATIONS - 3, "save", "kill"))
     assert_replaced_alone(start(2, layout, kills), kills, calm(2, layout), ranks=2)
 
 
@@ -111,7 +111,7 @@ def test_damaged_memory_and_a_broken_link_replace_no_process(
 def test_ranks_that_share_a_model_come_back_as_well(
     layout: Sequence[str], start: Start, calm: Callable[..., Saved]
 ) -> None:
-    kills: list[Fault] = [(1, 5, "backward", "kill"), (2, 11, "update", "kill")]
+    kills: list[Fault] = [(1, 5, "backward", "kill"), (2, 9, "update", "kill")]
     assert_replaced_alone(start(4, layout, kills), kills, calm(4, layout), ranks=4)
 
 
