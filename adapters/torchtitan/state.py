@@ -11,25 +11,10 @@ A step as torchtitan makes it, in all versions that are known:
 
 from typing import Any
 
-from ...processor.local_state import RandomState
 from ...processor.values import Value
 from ..fsdp import ShardedTrainState
+from ..quiet_loader import QuietLoader
 from .checkpoints import Checkpoints
-
-
-class _Quiet:
-    """Data whose iterator draws no random numbers. Each `train` makes one, within its first step; a whole run, one."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __iter__(self) -> Any:
-        """Make the iterator."""
-        numbers = RandomState()
-        before = numbers.capture()
-        made = iter(self._data)
-        numbers.restore(before)
-        return made
 
 
 class TitanState(ShardedTrainState):
@@ -84,8 +69,12 @@ class TitanState(ShardedTrainState):
 
         optimizers.zero_grad, optimizers.step, schedulers.step = begin, step, scheduled
         batches = self._trainer.batch_generator
-        # In an audited step another rank may be repeated, with its batch.
-        self._trainer.batch_generator = lambda data: map(ledger.batch, batches(_Quiet(data) if ledger.count else data))
+
+        def generate(data: Any) -> Any:
+            quiet = QuietLoader(data, lambda: ledger.count > 0)
+            return map(ledger.batch, batches(quiet))  # in an audited step another rank may be repeated, with its batch
+
+        self._trainer.batch_generator = generate
 
     def clean(self) -> None:
         """Clear away what an interrupted step has left, and what an asynchronous checkpoint has."""
