@@ -4,7 +4,9 @@ The fields are those of the kinds' public documentation, as far as the examples 
 is tried on one, too (`make test SUITE=kubernetes`).
 """
 
+import json
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,17 @@ def test_rules_treat_every_code_that_asks_for_a_new_start() -> None:
     rules = [rule for policy in policies for rule in policy["rules"]]
     by_codes = {(rule["action"], tuple(rule["onExitCodes"]["values"])) for rule in rules if "onExitCodes" in rule}
     assert by_codes == {("FailJob", (NOT_ADMITTED,)), ("Ignore", (RESTART_HERE, ANOTHER_NODE))}
+
+
+def test_the_command_of_the_ascend_job_says_that_the_node_that_is_wanted_comes() -> None:
+    """As the controller runs it: without a shell, with the name in its environment."""
+    (config,) = (each for each in documents(FOLDER / "acjob.yaml") if each["kind"] == "ConfigMap")
+    policy = parse_policy(config["data"]["policy.yaml"], "the ConfigMap")
+    assert policy.on_node_relaunch is not None
+    environment = {"PATH": "/usr/bin:/bin", "MIDSTEP_WANTED": "node2"}
+    answer = subprocess.run(shlex.split(policy.on_node_relaunch), env=environment, capture_output=True, check=True)
+    assert json.loads(answer.stdout) == {"nodes": ["node2"]}
+    assert policy.node.relaunch_brings
 
 
 def test_its_policy_is_a_policy() -> None:
