@@ -23,7 +23,7 @@ MIDSTEP = (sys.executable, "-m", "midstep.cli.main")
 PORT = 29_400
 FIRST = "first"  # the host name of the pod with the controller
 SECRET_FOLDER = "/var/run/midstep"
-_HOME = "/tmp/jobs"  # of each container alone
+HOME = "/tmp/jobs"  # of each container alone
 _NEVER = 1_000_000  # failures after which a Job is given up
 _STATUS_S = 60.0
 _GRACE_S = 5
@@ -54,9 +54,9 @@ class JoinedJob:
         """
         self.cluster = cluster
         self.root = root
-        self._npus = npus
-        self._directory = ("--job-dir", str(root / "job")) if shared_directory else ()
         self.name = name
+        self._npus = npus
+        self._directory = ("--job-dir", str(self.job_directory())) if shared_directory else ()
         self.ranks = nodes * ranks_per_node
         self._records = root / "records"
         self._records.mkdir(parents=True)
@@ -69,9 +69,14 @@ class JoinedJob:
         self.endpoint = f"{FIRST}.{name}:{PORT}"
         self._shape = ("--nnodes", str(nodes), "--nproc-per-node", str(ranks_per_node))
         self._training = (str(TRAINING), str(self._records), str(steps), str(step_s))
-        cluster.apply(self.service(), self.secret(), self._job(FIRST, 1), *self._job_of_others(others))
+        cluster.apply(*self.documents(others))
 
     # --- its documents --------------------------------------------------------------------------------------------
+
+    def documents(self, others: int) -> list[dict[str, Any]]:
+        """Return all that it is made of. `others`: pods beside the first."""
+        jobs = [self._job(FIRST, 1), *([self._job("others", others)] if others else [])]
+        return [self.service(), self.secret(), *jobs]
 
     def service(self) -> dict[str, Any]:
         """Return the headless Service that gives the first pod a name."""
@@ -97,7 +102,7 @@ class JoinedJob:
             "name": "train",
             "image": IMAGE,
             "command": list(command),
-            "env": [{"name": "MIDSTEP_HOME", "value": _HOME}, {"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": [{"name": "MIDSTEP_HOME", "value": HOME}, {"name": "OMP_NUM_THREADS", "value": "1"}],
             "resources": {"limits": {RESOURCE: self._npus}},
             "volumeMounts": [
                 {"name": "token", "mountPath": SECRET_FOLDER, "readOnly": True},
@@ -134,9 +139,6 @@ class JoinedJob:
             "spec": {"parallelism": pods, "completions": pods, "backoffLimit": _NEVER, "template": template},
         }
 
-    def _job_of_others(self, pods: int) -> list[dict[str, Any]]:
-        return [self._job("others", pods)] if pods else []
-
     def start_agent(self, pod: str) -> None:
         """Start a pod whose container is a node's agent, and never a second time. It is called as the pod is."""
         words = ("--controller", self.endpoint, "--token-file", f"{SECRET_FOLDER}/token", "--node", pod)
@@ -151,9 +153,13 @@ class JoinedJob:
         found: list[dict[str, Any]] = self.cluster.get("pods", "-l", f"job={self.name}")["items"]
         return [pod for pod in found if pod["status"]["phase"] in {"Pending", "Running"}]
 
+    def is_first(self, pod: dict[str, Any]) -> bool:
+        """Say whether a pod runs the controller."""
+        return bool(pod["spec"].get("hostname") == FIRST)
+
     def first(self) -> str:
         """Return the name of the pod that runs the controller."""
-        (pod,) = (pod for pod in self.pods() if pod["spec"].get("hostname") == FIRST)
+        (pod,) = filter(self.is_first, self.pods())
         name: str = pod["metadata"]["name"]
         return name
 
@@ -163,7 +169,7 @@ class JoinedJob:
 
     def status(self) -> dict[str, Any] | None:
         """Return what `midstep status --json` says in the first pod; None while it says nothing."""
-        hosts = [pod["metadata"]["name"] for pod in self.pods() if pod["spec"].get("hostname") == FIRST]
+        hosts = [pod["metadata"]["name"] for pod in self.pods() if self.is_first(pod)]
         said = self.execute(hosts[0], *MIDSTEP, "status", "--json", *self._directory[1:], check=False) if hosts else ""
         status: dict[str, Any] | None = json.loads(said) if said.startswith("{") else None
         return status
@@ -232,10 +238,17 @@ class JoinedJob:
         """Wait for its end, and return what `midstep report --json` says."""
         self.until_complete()
         done = subprocess.run(
-            [*MIDSTEP, "report", "--json", str(self.root / "job")], capture_output=True, check=True, timeout=PATIENCE_S
+            [*MIDSTEP, "report", "--json", str(self.job_directory())],
+            capture_output=True,
+            check=True,
+            timeout=PATIENCE_S,
         )
         report: dict[str, Any] = json.loads(done.stdout)
         return report
+
+    def job_directory(self) -> Path:
+        """Return where its controller keeps it."""
+        return self.root / "job"
 
     def until_complete(self) -> None:
         """Wait until Kubernetes calls its Jobs complete."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from midstep.platforms.kubernetes.pods import laid_over
+
 from ..chaos.jobs import TRAINING, Record, read_record
 from ..machines.machines import Machine
 from .cluster.cluster import PATIENCE_S, RESOURCE, Cluster
@@ -38,8 +40,13 @@ class ManagedJob:
         gates: Sequence[int] = (),
         options: Sequence[str] = (),
         policy: Mapping[str, Any] | None = None,
+        npus: int = 8,
+        agent: Mapping[str, Any] | None = None,
     ) -> None:
-        """Type the command. `gates`: steps in front of which all ranks are held. `policy`: but for what tests need."""
+        """Type the command. `gates`: steps in front of which all ranks are held. `policy`: but for what tests need.
+
+        `npus`: of each pod. `agent`: what its template has beside what tests need.
+        """
         self.cluster, self.root, self.name = cluster, root, name
         self.ranks = nodes * ranks_per_node
         self._runtime: tuple[Machine, str] | None = None  # of the controller's container: asked in place of the API
@@ -61,10 +68,10 @@ class ManagedJob:
             "--job",
             name,
             "--resource",
-            f"{RESOURCE}=8",
+            f"{RESOURCE}={npus}",
         )
         words += ("--volume", f"{root}:{root}", "--policy", str(policy_file))
-        words += ("--pod-template", template(root, "agent"))
+        words += ("--pod-template", template(root, "agent", over=agent))
         words += ("--controller-template", template(root, "controller", "platform", *detector, first=FIRST), *options)
         training = (str(TRAINING), str(self.records), str(steps), str(step_s))
         self.output = root / "output.txt"
@@ -245,14 +252,15 @@ class ManagedJob:
         self.cluster.kubectl("delete", "deployment", f"midstep-{self.name}", "--ignore-not-found", "--wait=false")
 
 
-def template(root: Path, *containers: str, first: Sequence[str] = ()) -> str:
-    """Write a template with what containers in the image of the tests need, and return its path."""
+def template(root: Path, *containers: str, first: Sequence[str] = (), over: Mapping[str, Any] | None = None) -> str:
+    """Write a template with what containers in the image of the tests need, and with `over`; return its path."""
     path = {"name": "PATH", "value": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}
     environment = [path, {"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
     kinds = {"containers": containers, "initContainers": first}
     spec = {kind: [{"name": name, "env": environment} for name in names] for kind, names in kinds.items()}
     file = root / f"{containers[0]}.yaml"
-    file.write_text(yaml.safe_dump(json.loads(json.dumps({"spec": spec}))))  # without aliases
+    whole = laid_over({"spec": spec}, dict(over or {}))
+    file.write_text(yaml.safe_dump(json.loads(json.dumps(whole))))  # without aliases
     return str(file)
 
 

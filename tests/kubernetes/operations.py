@@ -8,7 +8,14 @@ from .managed import ManagedJob
 
 DEVICE_INFO = "kube-system"  # the namespace of the documents of MindCluster's device plugin
 DEVICE = 1
-SEPARATED = {"npu_name": f"npu-{DEVICE}", "fault_code": "80818C00", "fault_level": "SeparateNPU"}
+
+
+def separated(device: int) -> dict[str, str]:
+    """Return the fault of a device that is to be left for good."""
+    return {"npu_name": f"npu-{device}", "fault_code": "80818C00", "fault_level": "SeparateNPU"}
+
+
+SEPARATED = separated(DEVICE)
 
 
 def leader(job: ManagedJob, *terms: int) -> str:

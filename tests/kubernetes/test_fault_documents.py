@@ -11,6 +11,7 @@ from ..chaos.jobs import Record
 from .cluster.cluster import Cluster
 from .conftest import RANKS, STEPS, StartManaged
 from .managed import MIDSTEP, victim
+from .mindcluster import make_kinds_known
 from .operations import DEVICE, DEVICE_INFO, SEPARATED, write
 
 pytestmark = pytest.mark.timeout(600)
@@ -21,21 +22,7 @@ FAULTY, END = 40, STEPS - 1
 
 def policy_of_acjob(cluster: Cluster) -> dict[str, Any]:
     """Return the policy that a dry run makes of an AscendJob in the cluster, whose kind is made known first."""
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    cluster.apply(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": "ascendjobs.mindxdl.gitee.com"},
-            "spec": {
-                "group": "mindxdl.gitee.com",
-                "scope": "Namespaced",
-                "names": {"kind": "AscendJob", "plural": "ascendjobs", "singular": "ascendjob"},
-                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-            },
-        }
-    )
-    cluster.kubectl("wait", "--for=condition=Established", "crd/ascendjobs.mindxdl.gitee.com")
+    make_kinds_known(cluster)
     (acjob,) = (each for each in yaml.safe_load_all(ACJOB.read_text()) if each["kind"] == "AscendJob")
     cluster.apply(acjob)
     name = acjob["metadata"]["name"]

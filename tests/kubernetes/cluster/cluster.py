@@ -17,7 +17,7 @@ import psutil
 
 from ...machines.machines import Machine, Machines
 from .cgroups import Groups, remove_stale
-from .control_plane import NAMES_ADDRESS, STORE_PORT, ControlPlane
+from .control_plane import NAMES_ADDRESS, STORE_PORT, TOKEN, ControlPlane
 from .image import IMAGE, REPOSITORY, add_folders, write_image
 from .programs import require_programs
 
@@ -199,7 +199,7 @@ class Cluster:
 
     def _patch_status(self, node: str, patch: Any, how: str) -> None:
         """Patch what kubectl of this version cannot."""
-        token = "Authorization: Bearer of-the-tests"
+        token = f"Authorization: Bearer {TOKEN}"
         url = f"https://{self.machines[0].address}/api/v1/nodes/{node}/status"
         kind = f"Content-Type: application/{how}-patch+json"
         self.machines[0].run("curl", "-skf", "-X", "PATCH", "-H", token, "-H", kind, url, "-d", json.dumps(patch))

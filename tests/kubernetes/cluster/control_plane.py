@@ -11,7 +11,7 @@ SERVICES = "198.18.250.0/24"  # in the machines' network: what is listened to th
 API_ADDRESS = "198.18.250.1"  # what pods are told, in KUBERNETES_SERVICE_HOST
 NAMES_ADDRESS = "198.18.250.10"
 NOT_READY_S = 6
-_TOKEN = "of-the-tests"
+TOKEN = "of-the-tests"
 _STORE = "http://127.0.0.1:2379"
 STORE_PORT = 2379
 _COMMAND_S = 30.0
@@ -78,7 +78,7 @@ class ControlPlane:
             f"--root-ca-file={self._state}/certificates/apiserver.crt",
         )
         names = Path(__file__).with_name("names.py")
-        self._start(sys.executable, str(names), NAMES_ADDRESS, f"https://{API_ADDRESS}", _TOKEN)
+        self._start(sys.executable, str(names), NAMES_ADDRESS, f"https://{API_ADDRESS}", TOKEN)
 
     def _start(self, program: str, *words: str) -> None:
         name = "names" if program == sys.executable else program
@@ -93,12 +93,12 @@ class ControlPlane:
             ("rsa", "-in", str(private), "-pubout", "-out", str(public)),
         ):
             subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=_COMMAND_S)
-        (self._state / "tokens").write_text(f"{_TOKEN},admin,1,system:masters\n")
+        (self._state / "tokens").write_text(f"{TOKEN},admin,1,system:masters\n")
         self.kubeconfig.write_text(f"""\
 apiVersion: v1
 kind: Config
 clusters: [{{name: tests, cluster: {{server: "https://{API_ADDRESS}", insecure-skip-tls-verify: true}}}}]
-users: [{{name: admin, user: {{token: {_TOKEN}}}}}]
+users: [{{name: admin, user: {{token: {TOKEN}}}}}]
 contexts: [{{name: tests, context: {{cluster: tests, user: admin}}}}]
 current-context: tests
 """)
