@@ -108,8 +108,8 @@ def _speak_with_taskd(target: ReachedJob) -> None:
         _log.info("%s", Bridge(target, client, client.has_left).run())
 
 
-class Client(Protocol):
-    """The other end: ClusterD, or TaskD."""
+class OtherEnd(Protocol):
+    """ClusterD, or TaskD."""
 
     signals: "queue.Queue[d.Heard | None]"
     """What comes; None: the dialogue begins again."""
@@ -124,7 +124,7 @@ class Bridge:
     def __init__(
         self,
         job: ReachedJob,
-        client: Client,
+        client: OtherEnd,
         has_left: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -31,7 +31,7 @@ _callbacks: dict[str, Callable[..., Any]] = {}
 
 
 def job_named(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return how `midstep clusterd` is told which job this process is to steer; None: none, or it is a rank."""
+    """Return the words that name a job to `midstep clusterd`; None: this process names none, or it is a rank."""
     if names.AGENT_SOCKET in environment:
         return None
     if environment.get(CONTROLLER):
@@ -92,7 +92,7 @@ class TaskdBridge:
 
 
 class _Steering:
-    """What this process steers, if it steers a job."""
+    """The bridge of this process, if it steers a job."""
 
     bridge: TaskdBridge | None = None
 
