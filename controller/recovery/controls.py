@@ -359,7 +359,7 @@ CONTROLS = Topic(
     takes=(
         Row(ALIVE, ControlRequested, _on_control_requested),
         Row(ALIVE, PolicyApplied, _on_policy_applied),
-        Row(ALIVE, ActionEnded, _on_action_ended),
+        Row((Phase.PAUSING,), ActionEnded, _on_action_ended),
     ),
     answers={do.HoldRanks: _hold, do.WishDone: _wish_done},
     follows=Follow(frozenset({Phase.RUNNING}), _follow),

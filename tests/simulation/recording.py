@@ -21,7 +21,7 @@ from midstep.controller.recovery.events import ControlRequested, PolicyApplied
 from midstep.controller.recovery.machine import TABLE
 from midstep.controller.recovery.state import Phase
 from midstep.controller.recovery.world import NEXT, RankEvent, RankState
-from midstep.protocol.messages import NodeChecked, NodeEnrolled
+from midstep.protocol.messages import ActionEnded, NodeChecked, NodeEnrolled
 from midstep.testing.simulation.campaign import run_seeds
 from midstep.testing.transitions import LEADS_TO
 
@@ -60,9 +60,9 @@ class Moved(NamedTuple):
 
 Happened = Taken | Led | Moved
 
-# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`), and
-# a policy that changes is in tests/unit/test_policy_changes.py.
-NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked, ControlRequested, PolicyApplied})
+# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`), what
+# ranks answer to one in tests/unit/test_held_actions.py, and a policy that changes in tests/unit/test_policy_changes.py.
+NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked, ControlRequested, PolicyApplied, ActionEnded})
 _ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE if event not in NOT_PLAYED)
 
 
