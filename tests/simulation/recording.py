@@ -60,8 +60,8 @@ class Moved(NamedTuple):
 
 Happened = Taken | Led | Moved
 
-# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`), what
-# ranks answer to one in tests/unit/test_held_actions.py, and a policy that changes in tests/unit/test_policy_changes.py.
+# Simulated nodes need no admission, and are not checked; operators' controls are played by hand (`boundary.py`), a
+# policy that changes in tests/unit/test_policy_changes.py, what ranks answer to one in tests/unit/test_held_actions.py.
 NOT_PLAYED = frozenset({NodeEnrolled, NodeChecked, ControlRequested, PolicyApplied, ActionEnded})
 _ROWS = frozenset(Taken(phase, event.__name__) for phase, event in TABLE if event not in NOT_PLAYED)
 
