@@ -180,7 +180,9 @@ class RecoveryMachine:
         """
         state, parts = self._state, self._parts
         if isinstance(event, m.NodeEnrolled):  # a node counts when it joins
-            return []
+            if event.node not in state.planned.going:
+                return []
+            event = m.NodeStaying(event.node)  # the agent that was to go has gone, and this is another one
         state.now = now
         if not self._started:
             self._started = True

@@ -11,6 +11,8 @@ from midstep.protocol.messages import (
     EndJob,
     FaultReported,
     IntroduceNode,
+    NodeEnrolled,
+    NodeGoing,
     NodeJoined,
     NodeLost,
     StartProcess,
@@ -62,6 +64,19 @@ def test_its_old_processes_are_stopped_and_it_is_a_spare_again() -> None:
     cluster.feed(NodeLost("node0", "gone", cluster.now))
     assert cluster.machine.incidents[-1].rung is Rung.RECOVER
     assert [cluster.holder(rank).node for rank in (0, 1)] == ["node1", "node1"]
+
+
+def test_a_node_that_was_to_go_is_used_again_with_another_agent() -> None:
+    """As of a pod that was deleted and is made again under its name; the same agent that is heard again goes still."""
+    cluster = running()
+    cluster.feed(NodeGoing("node1", "its agent received SIGTERM", 24.0))
+    lose_and_recover(cluster)
+    cluster.feed(NodeReturned("node1"), introduced(cluster, "node1"))
+    assert state_of(cluster, "node1") == "unfit"
+    cluster.feed(NodeLost("node1", "no word for 3.0 s", cluster.now))
+    cluster.feed(NodeEnrolled("node1", 2, "k" * 40, "node1"), NodeReturned("node1"), introduced(cluster, "node1"))
+    assert state_of(cluster, "node1") == "spare"
+    assert not cluster.machine.status(cluster.now).faults
 
 
 def test_a_node_with_a_standing_fault_returns_as_unfit() -> None:
