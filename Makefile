@@ -17,6 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 ON_CANN := $(BIN)/python -m tests.cann.environment $(if $(CANN),--release $(CANN)) python
 # What is kept by every device and every communicator; with `--device npu` by those of torch-npu.
 CONTRACTS := tests/contract/devices tests/contract/gloo
+ON_DEVICES := tests/cann/test_device.py tests/contract/devices
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
@@ -160,13 +161,18 @@ suite-mindspeed:
 	$$($(BIN)/python -m tests.mindspeed.environment)/python -m pytest $(or $(FILES),tests/mindspeed) $(TESTS)
 
 # The contracts and jobs on torch-npu's own wheel, over a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
-# CANN=2.7.1 for another release, with its torch: 6 GB.
+# CANN=2.7.1 for another release, with its torch: 6 GB. What is about one device runs with three.
 suite-cann:
 	$(ON_CANN) -m pytest -m "$(or $(MARKED),not soak)" --device npu $(or $(FILES),tests/cann $(CONTRACTS)) $(TESTS) $(NONE)
+ifeq ($(CANN)$(MARKED)$(FILES),)
+	$(MAKE) --no-print-directory suite-cann CANN=2.7.1 FILES="$(ON_DEVICES)"
+	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(ON_DEVICES)"
+endif
 
-# The contracts on the other releases of torch-npu that these tests know, and the long job on the newest.
+# The contracts on the other releases of torch-npu that these tests know, and the long jobs on the newest.
 suite-cann-releases:
 	$(MAKE) --no-print-directory suite-cann MARKED=soak FILES="$(or $(FILES),tests/cann)"
+	$(MAKE) --no-print-directory suite-cann CANN=2.9.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 	$(MAKE) --no-print-directory suite-cann CANN=2.7.1 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 

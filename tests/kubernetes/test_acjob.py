@@ -83,8 +83,10 @@ def test_a_killed_rank_a_deleted_pod_a_failed_pod_and_a_lost_node_change_no_bit(
     job.open_gate(END)
 
     report = job.finish()
-    assert [incident["rung"] for incident in report["incidents"]] == ["recover_in_place", *["recover"] * 3]
-    for incident, replaced in zip(report["incidents"], hit, strict=True):
+    # A pod that is deleted says that it goes: there is no spare to move to, so nothing is done about that.
+    incidents = [incident for incident in report["incidents"] if incident["outcome"] != "dismissed"]
+    assert [incident["rung"] for incident in incidents] == ["recover_in_place", *["recover"] * 3]
+    for incident, replaced in zip(incidents, hit, strict=True):
         assert_nobody_harmed(incident, replaced, ranks=RANKS)
     assert_same_numbers(job.record(), undisturbed, ranks=RANKS)
 
