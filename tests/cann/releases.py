@@ -33,7 +33,7 @@ def _on(version: str, headers: str = "") -> Release:
 
 # The last torch-npu of each torch that these tests have run with, the one of the lane first. From 2.10 on torch-npu
 # ends the process when it is imported beside a torch with CUDA's packages, which registers the same key of the
-# allocator's settings (pinned_reserve_segment_size_mb): it takes a CPU build of torch, and the index has that of 2.13.0.
+# allocator's settings (pinned_reserve_segment_size_mb): it takes a CPU build of torch, and the index has one of 2.13.0.
 RELEASES = (
     Release("2.13.0"),
     _on("2.7.1.post11"),
