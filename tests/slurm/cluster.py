@@ -5,6 +5,7 @@ machines see.
 """
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from ..machines.machines import Machine, Machines
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sdiag", "sinfo")
 PACKAGES = "munge slurmctld slurmd slurm-client"
 REQUIRED = "MIDSTEP_REQUIRE_SLURM"  # set where the tests have to run: a skipped one is a failed one then
 CPUS = 2
@@ -25,6 +26,7 @@ KILL_WAIT_S = 30  # Slurm's own default
 NODE_DOWN_S = 6  # Slurm's own default is 300
 UP_S = 60.0
 _POLL_S = 0.1
+_OUTSTANDING = re.compile(r"^(Agent queue size|Agent count): +(\d+)$", re.MULTILINE)  # in what `sdiag` prints
 _MUNGE = "/run/munge"  # where Slurm looks for it
 _SPOOL = "/run/slurmd"
 
@@ -86,6 +88,17 @@ class SlurmCluster:
             return len(states) == len(self.machines) - 1 and set(states.values()) == {"idle"}
 
         self.until(idle, "all nodes to be idle", lambda: f"{self.states()}")
+
+    def until_all_is_said(self) -> None:
+        """Wait until the controller has no message under way to a node, and none to send again."""
+
+        def outstanding() -> dict[str, int]:
+            return {key: int(count) for key, count in _OUTSTANDING.findall(self.type("sdiag", check=False))}
+
+        def nothing() -> bool:
+            return set(outstanding().values()) == {0}
+
+        self.until(nothing, "Slurm to have told its nodes everything", lambda: f"{outstanding()}")
 
     def states(self) -> dict[str, str]:
         """Return the states of the nodes, as Slurm calls them."""

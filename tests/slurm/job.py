@@ -118,7 +118,12 @@ class SlurmJob(EngineJob):
         self.name = f"{self.number}-1"
 
     def start_again(self) -> None:
-        """Have Slurm not wait for the two minutes that it gives a job which it has put back into the queue."""
+        """Have Slurm not wait for the two minutes that it gives a job which it has put back into the queue.
+
+        It gives them for what it still has to tell the nodes. A late answer to "end this job" is taken for one of the
+        job that has begun again, which then has a node less than it was given, and no step of it ever starts.
+        """
+        self.cluster.until_all_is_said()
         self.cluster.type("scontrol", "update", f"jobid={self.number}", "starttime=now")
 
     def said(self) -> str:
