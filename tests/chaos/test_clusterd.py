@@ -122,6 +122,8 @@ def test_what_clusterd_finds_is_recovered_and_answered_in_its_own_order(
         assert incident["rung"] == rung, incident
         assert_nobody_harmed(incident, replaced)
     assert "ClusterD" in first["reports"][0]["detail"]
+    (skipped,) = [each for each in second["decisions"][-1]["skipped"] if each["rung"] == "recover_in_place"]
+    assert "SeparateNPU" in skipped["reason"]
     assert walked(clusterd) == []
     assert clusterd.faults_told == []
     assert_same_numbers(job.record(), undisturbed)

@@ -5,6 +5,7 @@ is tried on one, too (`make test SUITE=kubernetes`).
 """
 
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from midstep.protocol.exits import ANOTHER_NODE, NOT_ADMITTED, RESTART_HERE
 FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 ANY = None  # whatever is written there
+_OF_SCHEMAS: dict[str, type] = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
 _METADATA = {"name": ANY, "labels": ANY, "annotations": ANY}
 _CONTAINER = {
     "name": ANY,
@@ -171,6 +173,41 @@ def test_every_field_is_one_of_its_kind(file: Path) -> None:
     for document in documents(file):
         kind = (document.pop("apiVersion"), document.pop("kind"))
         assert not list(unknown(document, {"metadata": _METADATA, **_OF_KINDS[kind]}, kind[1]))
+
+
+def misfits(found: Any, schema: dict[str, Any], where: str) -> Iterator[str]:
+    """Yield each field that an API server with this schema would drop or refuse."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return
+    if not isinstance(found, _OF_SCHEMAS.get(schema.get("type", ""), object)):
+        yield f"{where}: {found!r} is no {schema['type']}"
+    elif isinstance(found, list):
+        for number, each in enumerate(found):
+            yield from misfits(each, schema.get("items", {}), f"{where}[{number}]")
+    elif isinstance(found, dict):
+        yield from (f"{where}: no {name}" for name in schema.get("required", ()) if name not in found)
+        others = schema.get("additionalProperties", schema.get("x-kubernetes-preserve-unknown-fields"))
+        for name, value in found.items():
+            known = schema.get("properties", {}).get(name, others)
+            if isinstance(known, dict):
+                yield from misfits(value, known, f"{where}.{name}")
+            elif not known:
+                yield f"{where}.{name}"
+
+
+@pytest.mark.skipif("MIDSTEP_MINDCLUSTER" not in os.environ, reason="MIDSTEP_MINDCLUSTER names no checkout")
+@pytest.mark.parametrize("file", ["acjob.yaml", "kubernetes/acjob.yaml"])
+def test_an_acjob_fits_mindclusters_own_definition(file: str) -> None:
+    """No field of it is dropped or refused."""
+    operator = Path(os.environ["MIDSTEP_MINDCLUSTER"], "component/ascend-operator/build/ascend-operator.yaml")
+    definitions = [each for each in documents(operator) if each["kind"] == "CustomResourceDefinition"]
+    (version,) = definitions[0]["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
+    jobs = [each for each in documents(FOLDER.parent / file) if each["kind"] == "AscendJob"]
+    assert jobs
+    for job in jobs:
+        assert list(misfits({**job, "metadata": {}}, schema, "")) == []
+        assert list(misfits({**job, "metadata": {}, "unknown": 1}, schema, "")) == [".unknown"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
