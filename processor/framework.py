@@ -193,6 +193,18 @@ class Concurrent(Protocol):
 
 
 @runtime_checkable
+class Deriving(Protocol):
+    """A framework with long-lived tensors that are in no shard, and are written whole before they are read again."""
+
+    def derived(self) -> Sequence["torch.Tensor"]:
+        """Return them: parameters that rollback makes from shards, buffers of gradients.
+
+        In **clean**, after damage of the device's memory: what was damaged there is not lost, and may be used again.
+        """
+        ...
+
+
+@runtime_checkable
 class Steady(Protocol):
     """A framework that can be copied while the next forward and backward pass run."""
 

@@ -17,7 +17,7 @@ from ..protocol.types import CheckpointFormat, InjectionPoint, RepairLinks, Repa
 from .checkpoints import archive
 from .checkpoints.entries import survey
 from .checkpoints.writer import PUBLISHER
-from .framework import Expectant, Growing, Informed, LoadsItself, Rescalable
+from .framework import Deriving, Expectant, Growing, Informed, LoadsItself, Rescalable
 from .rank_loop import NOTHING, ReceivedBytes
 from .step_order import STORED
 from .transfer import EarlyTransfers, adopt, run_transfers
@@ -78,6 +78,8 @@ class RecoveryPhases:
         corrupted = [shard_id for shard_id in ids if device.corrupted(tensors[shard_id])]
         for shard_id in corrupted:  # all have been asked: shards can share memory, and it is unlocked as a whole
             device.mark_safe(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
+        if isinstance(framework, Deriving):
+            device.mark_safe(framework.derived())
         _log.warning(
             "device memory is corrupted: %s", ", ".join(corrupted) or "it is not known where, so no shard is trusted"
         )

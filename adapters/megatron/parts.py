@@ -80,6 +80,11 @@ def bucket_groups(parts: Parts) -> list[Any]:
     return [group for chunk in parts.chunks for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups]
 
 
+def flat_buffers(parts: Parts) -> list[Any]:
+    """Return DDP's buffers of gradients, and of parameters if they are gathered, of dense and of expert parameters."""
+    return [buffer for chunk in parts.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+
+
 def _of_kind(kind: Any, candidates: Mapping[str, Any]) -> Iterator[Any]:
     seen: set[int] = set()
     for item in flat(candidates.values()):

@@ -36,7 +36,7 @@ from ...processor.runtime import Runtime
 from ...protocol.types import InjectionPoint, ShardHold
 from ..buddies import Buddies, say
 from .compatibility import GRADIENT_NORMS
-from .parts import Parts, bucket_groups
+from .parts import Parts, bucket_groups, flat_buffers
 from .peer_copy import PeerCopy
 from .process_groups import refuse_stale
 from .rank_local_state import RankLocalState
@@ -201,6 +201,12 @@ class MegatronState:
     def adopt_shard(self, shard_id: str, shard: OpenShard) -> None:
         """Make a received shard the state of this rank."""
         self._replicas.adopt(shard_id, shard)
+
+    def derived(self) -> list[torch.Tensor]:
+        """Return Megatron's flat buffers: of gradients, and of parameters that are gathered from optimizers' pieces."""
+        buffers = flat_buffers(self._parts)
+        gathered = [buffer.param_data for buffer in buffers if buffer.param_data is not None]
+        return [buffer.grad_data for buffer in buffers] + gathered
 
     def restore_local(self, blob: bytes) -> None:
         """Restore the rank-local state."""
@@ -396,8 +402,8 @@ def drop_gradients(parts: Parts) -> None:
         for parameter in chunk.parameters():
             parameter.grad = None
             parameter.grad_added_to_main_grad = False
-        for buffer in chunk.buffers + chunk.expert_parallel_buffers:
-            buffer.reset()
+    for buffer in flat_buffers(parts):
+        buffer.reset()
     for group in bucket_groups(parts):
         group.is_last_microbatch = True
         if hasattr(group, "per_param_grad_ready_counts"):

@@ -90,7 +90,7 @@ from .events import Action, ControllerStarted, DeadlinePassed, Event
 from .fitness import FaultBook
 from .hardware import HARDWARE
 from .lifecycle import LIFECYCLE
-from .nodes import NODES
+from .nodes import NODES, staying
 from .planned_change import PLANNED
 from .saving import SAVING
 from .spares import SPARES
@@ -180,9 +180,10 @@ class RecoveryMachine:
         """
         state, parts = self._state, self._parts
         if isinstance(event, m.NodeEnrolled):  # a node counts when it joins
-            if event.node not in state.planned.going:
+            stays = staying(state, event.node)
+            if stays is None:
                 return []
-            event = m.NodeStaying(event.node)  # the agent that was to go has gone, and this is another one
+            event = stays
         state.now = now
         if not self._started:
             self._started = True

@@ -229,6 +229,11 @@ def _on_node_going(state: JobState, event: m.NodeGoing) -> Recs:
     return [do.Refill()] if state.phase is Phase.RUNNING else None
 
 
+def staying(state: JobState, node: str) -> m.NodeStaying | None:
+    """Say of a node that enrols that it stays, if it was going: that agent has gone, and this is another one."""
+    return m.NodeStaying(node) if node in state.planned.going else None
+
+
 def _on_node_staying(state: JobState, event: m.NodeStaying) -> Recs:
     """A node is not taken away after all: it is used again, unless it is to be left for another cause, too."""
     report = _report(state, event, "it stays", Assertion.RECOVER)

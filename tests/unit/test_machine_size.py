@@ -34,8 +34,8 @@ NOUNS = "protocol"
 # A limit of stalls that is learned (its file is none of the core): 14 lines of the policy, 10 of blame, 6 of nouns.
 # Rules on lines of logs: 8 lines of their topic, 175 of nouns (a file of 145, which patterns are allowed).
 # Actions of ranks that an operator holds: 80 lines of the topic of controls, 69 of nouns. A node that was to go and has
-# another agent now: 2.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9495, 9
+# another agent now: 8.
+MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9501, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 14, 2904
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 110
 

@@ -286,6 +286,23 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     assert not device.corrupted([flat])
 
 
+def test_memory_that_is_derived_from_shards_may_be_used_again(device: NpuDevice) -> None:
+    """No shard has it, and none is trusted; but what is written whole by the rollback costs no process."""
+    shard, derived = torch.zeros(100), torch.zeros(100)
+    framework = SimpleNamespace(
+        shards=lambda: (ShardHold("one", 1),),
+        open_shard=lambda _: SimpleNamespace(tensors=[shard]),
+        derived=lambda: [derived],
+    )
+    runtime, nothing = cast("Any", SimpleNamespace(device=device, settings=JobSettings())), cast("Any", None)
+    phases = RecoveryPhases(runtime, cast("Any", framework), nothing, nothing, nothing)
+    CHIP.corrupt(derived)
+    device.memory_error_raised()
+    device.stop()
+    assert phases.inspect() == ["one"]
+    assert not device.corrupted([derived])
+
+
 def test_marking_everything_unsafe_locks_every_tensor(device: NpuDevice) -> None:
     """What restart_device does when all resources are rebuilt."""
     tensor = torch.ones(5)

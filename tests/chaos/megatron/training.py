@@ -58,6 +58,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     fails: str = "diverges"  # its loss is no number then; or `oom`: it lacks memory
     left_out: tuple[int, ...] = ()  # global batches that the data never had
     reports: bool = False  # the loss of each micro-batch
+    device: str = "cpu"  # elsewhere the script has made `torch.cuda` mean it
 
     @property
     def batch(self) -> int:
@@ -72,7 +73,7 @@ def batches(shape: Shape, consumed: int) -> Iterator[Any]:
     rank, size = ps.get_data_parallel_rank(), ps.get_data_parallel_world_size()
     while True:
         draw = torch.Generator().manual_seed(1_000_000 + among_all(shape, consumed) + rank * MICRO_BATCH)
-        tokens = torch.randint(0, VOCABULARY, (MICRO_BATCH, SEQUENCE + 1), generator=draw)
+        tokens = torch.randint(0, VOCABULARY, (MICRO_BATCH, SEQUENCE + 1), generator=draw).to(shape.device)
         consumed += MICRO_BATCH * size
         yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -155,6 +156,7 @@ def build(shape: Shape) -> tuple[Any, list[Any], Any, Any]:
         )
         if shape.bf16 or shape.fp16:
             model = Float16Module(config, model)
+        model = model.to(shape.device)
         chunks.append(DistributedDataParallel(config, ddp_config, model, disable_bucketing=stage > 0))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -218,11 +220,11 @@ def forward_step(shape: Shape, fails: str, iterator: Iterator[Any], model: Any) 
     if fails == "oom":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 TiB")
     parts, part = ps.get_context_parallel_world_size(), ps.get_context_parallel_rank()
-    positions = torch.arange(SEQUENCE).unsqueeze(0).expand(MICRO_BATCH, -1)
+    positions = torch.arange(SEQUENCE, device=shape.device).unsqueeze(0).expand(MICRO_BATCH, -1)
     if parts > 1:
         tokens, labels, positions = (each.chunk(parts, dim=1)[part] for each in (tokens, labels, positions))
     length = tokens.shape[1]
-    mask = torch.tril(torch.ones(1, 1, length, length)) < 0.5
+    mask = torch.tril(torch.ones(1, 1, length, length, device=shape.device)) < 0.5
     out = model(tokens, positions, mask, labels=labels)
 
     def loss(output: torch.Tensor) -> Any:
@@ -311,13 +313,14 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     hashed = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):
         hashed.update(name.encode())
-        hashed.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return hashed.hexdigest()
 
 
 def main(records: Path, shape: Shape) -> None:
     """Set everything up as a Megatron script does, train, and write down how it ended."""
-    use_cpu()
+    if shape.device == "cpu":
+        use_cpu()
     run = resilient(replica=shape.replica)(train)
     from megatron.core import parallel_state as ps
     from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
