@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.built import built, wait_until_built
 from tests.chaos.comparing import assert_nobody_harmed, assert_same_numbers, finish
 from tests.chaos.jobs import Job, Record, inject
 
@@ -37,9 +38,9 @@ POLICY: dict[str, Any] = {
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
-def job(root: Path, faults: list[ArmedFault], steps: int = STEPS) -> Job:
-    shape: dict[str, Any] = {"nodes": 1, "ranks_per_node": RANKS, "device": "npu"}
-    return Job(root, **shape, policy=POLICY, faults=faults, script=SCRIPT, steps=steps, step_s=0.05)
+def job(root: Path, faults: list[ArmedFault], steps: int = STEPS, **options: Any) -> Job:
+    shape: dict[str, Any] = {"nodes": 1, "ranks_per_node": RANKS, "device": "npu", "policy": POLICY, **options}
+    return Job(root, faults=faults, script=SCRIPT, steps=steps, step_s=0.05, **shape)
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +111,20 @@ def test_a_fault_is_mended_by_its_rung(hurt: tuple[Job, dict[str, Any]], number:
 
 def test_every_step_has_the_bits_of_the_undisturbed_run(hurt: tuple[Job, dict[str, Any]], undisturbed: Record) -> None:
     assert_same_numbers(hurt[0].record(), undisturbed, ranks=RANKS)
+
+
+def test_a_process_that_was_built_ahead_takes_the_place_of_a_killed_one(tmp_path: Path, undisturbed: Record) -> None:
+    """It has imported torch-npu, and run the script up to the group: it opens its device when it is needed."""
+    faults = [harm(1, FaultAction.KILL, InjectionPoint.BACKWARD, 13)]
+    made = job(tmp_path, faults, gates=(12,), policy={**POLICY, "standby": {"depth": "built"}})
+    try:
+        made.held_at(12)
+        wait_until_built(made, RANKS)
+        ahead = built(made)
+        made.open_gate(12)
+        (incident,) = ended(made)["incidents"]
+        assert_nobody_harmed(incident, {1}, ranks=RANKS)
+        assert ahead[incident["pids_after"]["1"]] == 1
+        assert_same_numbers(made.record(), undisturbed, ranks=RANKS)
+    finally:
+        made.close()

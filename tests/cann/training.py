@@ -21,6 +21,7 @@ import midstep
 
 WIDTH = 32
 BATCH = 4
+GATE_S = 0.02
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
@@ -48,6 +49,8 @@ def train(records: Path, steps: int, step_s: float) -> None:
     @midstep.resilient(state)
     def loop() -> None:
         for step in state.steps(steps):
+            while (records / f"gate.{step.index}").exists():
+                time.sleep(GATE_S)
             began_s = time.monotonic()
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(data[step.index].to("npu")), wanted[step.index].to("npu"))
