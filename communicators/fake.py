@@ -164,7 +164,6 @@ class FakeHcclGroup(dist.ProcessGroup):
         self._store_of_task: StoreOfTask | None = None
         self._keys: list[str] = []
         self.built: set[int] = set()  # communicators, which take memory of the device, linked or not
-        self._cleared_s = 0.0  # when this rank last cleared what peers signal to it
         self._batch: list[BatchedMessage] | None = None  # of the batch that was begun; it stays open until it is ended
         self.watchdog = 1
 
@@ -198,7 +197,7 @@ class FakeHcclGroup(dist.ProcessGroup):
         hold_gil(COMMUNICATOR_S)
         self._leave_communicators()
         time.sleep(CLEAR_S * random.SystemRandom().random())  # ranks are never done at one time
-        self._cleared_s = time.time()
+        CHIP.cleared_s = time.time()  # of all communicators of the device, as HCCL does
         self._resumed += 1  # used before or not: others may have used it, and all must meet in one place
 
     def _leave_communicators(self) -> None:
@@ -349,7 +348,7 @@ class FakeHcclGroup(dist.ProcessGroup):
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)
         signals = [_signal(self._store.get(other)) for other in others]
-        while any(signal.at_s < self._cleared_s for signal in signals):
+        while any(signal.at_s < CHIP.cleared_s for signal in signals):
             if task.over:  # what came before this rank cleared it is lost, and is not sent again
                 raise RuntimeError(ABORTED)
             time.sleep(_TICK_S)

@@ -120,6 +120,7 @@ class Chip:
         self.busy_s = 0.0  # for so long the process before holds the device, from the first attempt to use it on
         self._free_s: float | None = None  # on the monotonic clock
         self.buffer_bytes = 0  # of its memory, which communicators take
+        self.cleared_s = 0.0  # when it last cleared what peers signal to it, on the machine's clock
         self.hang_next = False
         self.queue_dies = False  # with the next task
         self.queue_dead = False  # for good: tasks are taken and never carried out

@@ -143,10 +143,12 @@ HcclResult HcclCommSuspend(HcclComm) { return HCCL_SUCCESS; }
 // Use a communicator again after an abort. All notifies of the device are cleared, not only those of this communicator.
 HcclResult HcclCommResume(HcclComm handle) {
   Inside here;
-  auto resumed = fake::communicator_of(handle);
-  if (!resumed) return HCCL_E_PARA;
-  resumed->aborts = fake::abort_count();
-  resumed->links.resume();
+  std::lock_guard<std::mutex> held(guard);
+  auto found = all.find(handle);
+  if (found == all.end()) return HCCL_E_PARA;
+  found->second->aborts = fake::abort_count();
+  found->second->links.resume();
+  for (auto &each : all) each.second->links.clear();
   return HCCL_SUCCESS;
 }
 

@@ -154,10 +154,11 @@ void go_on_receiving(Link &link, Passing &passing, uint64_t resumes) {
   while (!link.gone) {
     if (!passing.begun) {
       if (!find_wanted(link, resumes, false)) return;
-      passing.begun = true;
+      passing.begun = link.receiving = true;
     }
     if (passing.done == passing.message.bytes) {
       link.head_bytes = 0;
+      link.receiving = false;
       passing.over = true;
       return;
     }
@@ -175,6 +176,7 @@ void break_off(Link &link, const Passing &passing) {
   } else {
     link.to_drop = passing.message.bytes - passing.done;
     link.head_bytes = 0;
+    link.receiving = false;
   }
 }
 
@@ -240,6 +242,7 @@ bool Links::meet(uint32_t rank, int root_listener, int root_port, double limit_s
 }
 
 Ended Links::exchange(std::vector<Message> messages, uint64_t aborts, double limit_s) {
+  std::unique_lock<std::mutex> held(lock_);
   std::vector<Passing> all;
   for (Message &message : messages) all.push_back({message, {resumes_, message.bytes}});
   Ended ended = Ended::DONE;
@@ -263,16 +266,28 @@ Ended Links::exchange(std::vector<Message> messages, uint64_t aborts, double lim
     if (interrupted(aborts)) ended = Ended::INTERRUPTED;
     if (now_s() > limit_s) ended = Ended::TIMED_OUT;
     if (ended != Ended::DONE) break;
+    held.unlock();
     poll(waiting.data(), waiting.size(), TICK_MS);
+    held.lock();
   }
   for (const Passing &passing : all) break_off(links_[passing.message.peer], passing);
   return ended;
 }
 
+void Links::clear() {
+  std::lock_guard<std::mutex> held(lock_);
+  clear_held();
+}
+
 void Links::resume() {
+  std::lock_guard<std::mutex> held(lock_);
   resumes_++;
+  clear_held();
+}
+
+void Links::clear_held() {
   for (Link &link : links_)
-    if (link.socket >= 0) find_wanted(link, resumes_, true);
+    if (link.socket >= 0 && !link.receiving) find_wanted(link, resumes_, true);
 }
 
 }  // namespace fake

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Link {
   uint64_t head_bytes = 0;   // of it, so far
   uint64_t to_drop = 0;      // bytes of a message that nobody wants
   uint64_t to_fill = 0;      // bytes that are still owed to a message that was broken off
+  bool receiving = false;    // a message that was announced before, and is being taken
   bool gone = false;         // the peer has closed it: on the device nothing is ever heard of it
 };
 
@@ -41,10 +43,15 @@ class Links {
   bool meet(uint32_t rank, int root_listener, int root_port, double limit_s);
   // Send and receive all of it, in order between two ranks. A peer that is gone is waited for.
   Ended exchange(std::vector<Message> messages, uint64_t aborts, double limit_s);
-  // Drop what has arrived, whatever it is, and count from now on as resumed once more.
+  // Forget what peers have announced by now. Any thread, also beside an exchange.
+  void clear();
+  // The same, and count from now on as resumed once more.
   void resume();
 
  private:
+  void clear_held();
+
+  std::mutex lock_;  // held for one round of an exchange, and never while it waits
   std::vector<Link> links_;
   uint64_t resumes_ = 0;
 };

@@ -233,6 +233,42 @@ def test_no_rank_links_up_before_all_have_resumed(ranks: Ranks) -> None:
     assert ranks.hear_all() == [UP] * WORLD
 
 
+def resumes_the_second_late(rank: Rank, *, meets: bool) -> None:
+    """Be stopped, with two groups of all ranks; resume one late in one rank, while the others use the first or wait."""
+    setup = Setup(rank, [list(range(WORLD))])
+    setup.check()
+    setup.stop_and_clean()
+    library, host = setup.maker.calls.distributed, setup.communicator._host
+    resume, meet = library.reinit_process_group, host.barrier
+
+    def one_by_one(group: Any = None, rebuild_link: bool = True) -> None:
+        first, second = (each.backend for each in setup.communicator._groups)
+        first.resume_hccl_comm(setup.maker.calls.npu.current_device())
+        time.sleep(2.5 * BEFORE_STOP_S)
+        second.resume_hccl_comm(setup.maker.calls.npu.current_device())
+
+    if rank.number == VICTIM:
+        library.reinit_process_group = one_by_one
+    if not meets:
+        host.barrier = lambda: time.sleep(BEFORE_STOP_S)  # the first is resumed everywhere by then
+    rank.say(setup.reconnect(0.0 if meets else SHORT_S))
+    library.reinit_process_group, host.barrier = resume, meet
+    rank.say(setup.reconnect())
+    setup.check()
+    setup.communicator.close()
+
+
+@pytest.mark.parametrize("meets", [True, False], ids=["all meet first", "none waits"])
+def test_a_resume_clears_what_was_signalled_in_every_group_of_the_device(ranks: Ranks, meets: bool) -> None:
+    """So it is not enough that all ranks have resumed the group that is used: all have to have resumed all."""
+    ranks.start_all(WORLD, lambda rank: resumes_the_second_late(rank, meets=meets))
+    ranks.say(1)
+    answers = ranks.hear_all()
+    assert [word for word, _ in answers] == ["up" if meets else "not up"] * WORLD, answers
+    ranks.say(2)
+    assert ranks.hear_all() == [UP] * WORLD
+
+
 def with_options(rank: Rank, *, connected: bool) -> None:
     """Make a group with options of the library, as Megatron does for each of its groups; say what memory it takes."""
     setup = Setup(rank, connected=connected)
