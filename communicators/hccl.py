@@ -13,6 +13,7 @@ the device executes ends with the device's own stop, which follows an abort.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
-from ..devices.device_busy import while_busy
+from ..devices.device_busy import HELD_S, held_s, while_busy
 from ..devices.library_calls import LIBRARY_CALLS
 from .background import Abandoned, BackgroundTask
 from .device_communicator import DeviceCommunicator, Named
@@ -36,16 +37,21 @@ _log = logging.getLogger("midstep")
 BACKEND = "midstep_hccl"  # torch-npu looks for hccl in the name
 _GROUPS = "hccl/groups"
 _BUSY = "the device is still in use by the process before"
+_TICK_S = 0.1
 
 _REGISTRATION = BackendRegistration(BACKEND)
 
 
 class CollectiveLibrary(NamedTuple):
-    """A device's collective library: torch-npu's calls, the torch.distributed backend it registers, its device."""
+    """A device's collective library: torch-npu's calls, the torch.distributed backend it registers, its device.
+
+    `held_s`: a process that has ended holds the device for up to so long, and the root of a group must not ask before.
+    """
 
     calls: Any
     backend: str
     device: str
+    held_s: float = 0.0
 
 
 class HcclCommunicator(DeviceCommunicator):
@@ -90,6 +96,9 @@ class HcclCommunicator(DeviceCommunicator):
                     build_backend(self._library, group, name, self._forwarding, scope)
                 else:
                     group.reconnect(scope)
+            if any(_is_root(group) for group, _ in kept):
+                task.stage = "the device is not free yet"
+                self._await_free_device(task.remaining_s)
             task.stage = "not all ranks have dropped or resumed their communicators"
             self._host.barrier()  # a peer that resumes later would clear what this rank has signalled to it
             self._link_used(self._library.calls.npu.synchronize, task, kept)
@@ -112,6 +121,12 @@ class HcclCommunicator(DeviceCommunicator):
                     renew(group, rebuild_link=True)
                 group.dropped()
 
+    def _await_free_device(self, check: Callable[[], object]) -> None:
+        """Wait until the process before has let go of the device for sure. Raises what `check` does meanwhile."""
+        while (left_s := held_s(self._library.held_s)) > 0:
+            check()
+            time.sleep(min(left_s, _TICK_S))
+
     def build(self, group: DeviceGroup, what: str, call: Callable[[], Any]) -> Any:
         """Do the call as soon as the device is free. Raises as the call does, and when the group is aborted."""
 
@@ -126,11 +141,18 @@ class HcclCommunicator(DeviceCommunicator):
                 group.backend.abort_hccl_comm(_BUSY)
             group.require_open(f"another attempt at {what}")
 
+        if _is_root(group):
+            self._await_free_device(lambda: group.require_open(what))
         return while_busy(attempt, before_next)
 
     def use_device(self) -> None:
         """Let this thread work on the device of this process: a new one would work on device 0."""
         self._library.calls.npu.set_device(self._device_index)
+
+
+def _is_root(group: DeviceGroup) -> bool:
+    """Return whether this rank tells its address to others: in the group, or in a pair of which it is the first."""
+    return len(group.members) > 1 and (group.group_rank == 0 or any(peer > group.group_rank for peer in group.peers))
 
 
 def build_backend(
@@ -159,4 +181,4 @@ def npu_communicator() -> HcclCommunicator:
     import torch_npu  # type: ignore[import-not-found,unused-ignore]
 
     note_batches()
-    return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu"))
+    return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu", HELD_S))

@@ -2,18 +2,23 @@
 
 For some seconds after a process was killed its NPU takes no other. CANN says EJ0001 ("Maybe the last training process
 is running"), and HCCL gives a communicator up with error code 7. Nothing is broken then, so it is no fault: the
-newcomer waits.
+newcomer waits. The root of a group must not ask: its peers have its address before HCCL refuses it, and stay with that
+one until HCCL_CONNECT_TIMEOUT. It waits until the device is free for sure.
 """
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from ..protocol.environment import INCARNATION, STARTED_S
+
 Result = TypeVar("Result")
 
-BUSY_S = 15.0  # CANN asks for 10
+HELD_S = 10.0  # CANN's own advice beside EJ0001: to wait for so long when the last training process was killed
+BUSY_S = 15.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 _TEXT = re.compile(r"EJ0001|CommInitRootInfo.*?error code is 7\b", re.DOTALL)
 
@@ -23,6 +28,17 @@ _log = logging.getLogger("midstep")
 def is_busy(error: BaseException) -> bool:
     """Return whether an error says that the device is still in use by the process before."""
     return isinstance(error, RuntimeError) and _TEXT.search(str(error)) is not None
+
+
+def held_s(limit_s: float = HELD_S) -> float:
+    """Return how long the process before may hold this process's device yet, if it does for `limit_s` after its end.
+
+    It had ended when the agent began to start this one, or was ended then. 0 in the first process of a rank. Where the
+    rank has come from another node, it is as if the process before had been here.
+    """
+    if int(os.environ.get(INCARNATION, "1")) == 1:
+        return 0.0
+    return max(0.0, float(os.environ[STARTED_S]) + limit_s - time.monotonic())
 
 
 def pauses(limit_s: float = BUSY_S) -> Iterator[float]:

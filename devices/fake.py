@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from ..protocol.environment import INCARNATION
+from ..protocol.environment import INCARNATION, STARTED_S
 from ..protocol.types import FaultAction
 from . import fake_chip as texts
 from .fake_chip import CHIP, told
@@ -26,6 +26,7 @@ default_generators = (torch.Generator(),)  # a script that draws on the device d
 _thread = threading.local()
 _LATE_US = 150_000  # age of an error that is reported late
 _STRESS_SIDE = 256
+HELD_S = texts.HELD_S  # not part of torch-npu: the real one takes longer
 _RUN, _STOP = 1, 2  # what torch-npu sets for the watchdog
 
 
@@ -42,7 +43,7 @@ def current_device() -> int:
 def set_device(device: int) -> None:
     """As torch_npu.npu.set_device."""
     if not CHIP.taken and int(os.environ.get(INCARNATION, "1")) > 1:
-        CHIP.busy_s = texts.BUSY_S
+        CHIP.free_s = float(os.environ[STARTED_S]) + HELD_S
     CHIP.taken = True
     CHIP.index = _thread.device = device
 

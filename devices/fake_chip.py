@@ -36,7 +36,7 @@ BUSY = (
     "HCCL function error: hcclCommInitRootInfoConfig(numRanks, &rootInfo, rank, config, &(comm->hcclComm_)), error "
     "code is 7\nEJ0001: Failed to initialize the HCCP process. Reason: Maybe the last training process is running."
 )
-BUSY_S = 0.15  # of a device whose process was ended a moment ago; a real one takes up to 10 s
+HELD_S = 0.8  # by a process that has ended: a new one comes to its first group before. A real one takes up to 10 s
 MEGABYTE = 1 << 20
 BUFFER_MB, PAIR_BUFFER_MB = 200, 20  # HCCL_BUFFSIZE and torch-npu's P2P_HCCL_BUFFSIZE, where they are not set
 STOP_S, COMMUNICATOR_S = 0.03, 0.003  # what it takes to stop the device, and to resume or drop a communicator
@@ -117,8 +117,7 @@ class Chip:
         self.check_unsafe = True
         self.link_broken = False  # until the communicators are rebuilt
         self.link_up_fails = False
-        self.busy_s = 0.0  # for so long the process before holds the device, from the first attempt to use it on
-        self._free_s: float | None = None  # on the monotonic clock
+        self.free_s = 0.0  # when the process before lets go of the device, on the monotonic clock
         self.buffer_bytes = 0  # of its memory, which communicators take
         self.cleared_s = 0.0  # when it last cleared what peers signal to it, on the machine's clock
         self.hang_next = False
@@ -211,9 +210,7 @@ class Chip:
     @property
     def busy(self) -> bool:
         """Return whether the process before has not let go of the device yet: no communicator can be built."""
-        if self._free_s is None:
-            self._free_s = time.monotonic() + self.busy_s
-        return time.monotonic() < self._free_s
+        return time.monotonic() < self.free_s
 
     # --- memory ---------------------------------------------------------------------------------------------------
 

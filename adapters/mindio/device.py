@@ -13,11 +13,12 @@ import functools
 import hashlib
 import importlib
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...devices.base import Damage, Device
-from ...devices.device_busy import while_busy
+from ...devices.device_busy import HELD_S, held_s
 from ...protocol.errors import ConfigurationError
 from .values import is_mindspore
 
@@ -80,25 +81,15 @@ class HandledDevice:
         return getattr(self._own, name)
 
 
-def await_free_device(rank: int) -> None:
-    """Wait until the process before has let go of this process's NPU, for about BUSY_S.
+def await_free_device() -> None:
+    """Wait until the process before has let go of this process's NPU for sure. Do nothing where there is no NPU.
 
-    Handlers build communicators without expecting that they fail. Do nothing where there is no NPU or no group yet.
+    Handlers build communicators without expecting that they fail. To ask would need a group with other ranks: HCCL
+    takes nothing of the device for a group of one.
     """
-    home = sys.modules.get("torch.distributed")
-    if "torch_npu" in sys.modules and home is not None and home.is_initialized():
-        while_busy(lambda: _use_device(rank))
-
-
-def _use_device(rank: int) -> None:
-    """Add up ones in a group of this rank alone. By the group's own method: a script may have replaced torch's."""
-    import torch
-    from torch import distributed as dist
-
-    group: Any = dist.new_group([rank], use_local_synchronization=True)
-    own = getattr(torch._C, "_get_privateuse1_backend_name", str)() == "npu"
-    group.allreduce([torch.ones(1, device="npu" if own else "cpu")]).wait()
-    sys.modules["torch_npu"].npu.synchronize()
+    library = sys.modules.get("torch_npu")
+    if library is not None:
+        time.sleep(held_s(getattr(library, "HELD_S", HELD_S)))  # the fake one has its own
 
 
 def await_rank_before_groups() -> None:

@@ -104,8 +104,7 @@ class HandlerDriver:
             raise self.error or RecoveryError("the job ended before it began")
 
     def _start(self) -> None:
-        if self._runtime.incarnation > 1:
-            await_free_device(self._runtime.rank)
+        await_free_device()
         self._thread = threading.Thread(target=self._run, name="midstep-driver", daemon=True)
         self.recovery.driver = self._thread
         self._thread.start()

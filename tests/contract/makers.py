@@ -93,7 +93,7 @@ class DeviceMaker(Maker):
         raise NotImplementedError
 
     def hold_device(self, seconds: float) -> None:
-        """Have the process that had the device before hold it for so long yet. Before it is taken."""
+        """Have the process that had the device before hold it for so long yet."""
         raise NotImplementedError
 
     def communicators(self) -> tuple[int, int]:
@@ -139,10 +139,10 @@ class FakeMaker(DeviceMaker):
         return CHIP.buffer_bytes
 
     def hold_device(self, seconds: float) -> None:
-        """Have the device be busy for so long from its first use on."""
+        """Have the device be busy for so long."""
         from midstep.devices.fake_chip import CHIP
 
-        CHIP.busy_s = seconds
+        CHIP.free_s = time.monotonic() + seconds
 
 
 class NpuMaker(DeviceMaker):
@@ -203,7 +203,7 @@ class NpuMaker(DeviceMaker):
 
     def hold_device(self, seconds: float) -> None:
         """Have the fake CANN refuse to build communicators for so long."""
-        os.environ["FAKE_CANN_BUSY_S"] = str(seconds)
+        os.environ["FAKE_CANN_BUSY_UNTIL_S"] = str(time.monotonic() + seconds)
 
 
 MAKERS: Mapping[str, Maker] = MappingProxyType({each.name: each for each in (Maker(), FakeMaker(), NpuMaker())})

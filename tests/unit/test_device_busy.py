@@ -1,10 +1,16 @@
 """A device that the process before still holds is asked again, for a while, and nothing else is."""
 
+import sys
+import time
+from types import ModuleType
+
 import pytest
 
-from midstep.devices.device_busy import BUSY_S, LONGEST_PAUSE_S, is_busy, pauses, while_busy
+from midstep.adapters.mindio.device import await_free_device
+from midstep.devices.device_busy import BUSY_S, HELD_S, LONGEST_PAUSE_S, held_s, is_busy, pauses, while_busy
 from midstep.devices.fake_chip import BUSY, RETRY_FAILED, told
 from midstep.processor.exceptions import chain_of, classify, known_patterns
+from midstep.protocol.environment import INCARNATION, STARTED_S
 
 
 class Device:
@@ -72,3 +78,28 @@ def test_the_patterns_of_exceptions_know_the_same_texts() -> None:
 
 def test_the_waits_end() -> None:
     assert sum(pauses(1.0)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "started_s_ago", "left_s"),
+    [("1", 0.0, 0.0), ("2", 0.0, HELD_S), ("2", HELD_S - 1.0, 1.0), ("2", HELD_S + 1.0, 0.0)],
+    ids=["the first process of the rank", "just started", "it took long to import", "long ago"],
+)
+def test_a_device_is_free_for_sure_some_time_after_its_process_was_replaced(
+    monkeypatch: pytest.MonkeyPatch, incarnation: str, started_s_ago: float, left_s: float
+) -> None:
+    monkeypatch.setenv(INCARNATION, incarnation)
+    monkeypatch.setenv(STARTED_S, str(time.monotonic() - started_s_ago))
+    assert held_s() == pytest.approx(left_s, abs=0.5)
+
+
+def test_handlers_of_mindio_find_the_device_free(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:
+    """They build communicators without expecting that they fail. Without an NPU nothing is waited for."""
+    monkeypatch.setenv(INCARNATION, "2")
+    monkeypatch.setenv(STARTED_S, str(time.monotonic()))
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    await_free_device()
+    assert slept == []
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    await_free_device()
+    assert slept == [pytest.approx(HELD_S, abs=0.5)]

@@ -5,9 +5,7 @@
 
 #include "device.h"
 
-#include <fcntl.h>
 #include <hccl/hccl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -41,20 +39,7 @@ void refuse_abort() {
 const bool heard = (fake::on_abort(refuse_abort), true);
 
 // Whether the process that had this device before has not let go of it yet: for a while after it was killed.
-bool busy() {
-  static const double first_s = fake::now_s();
-  static const bool followed = [] {
-    const char *folder = std::getenv("FAKE_CANN_HOME");
-    int32_t device = 0;
-    aclrtGetDevice(&device);
-    if (folder == nullptr) return false;
-    std::string path = std::string(folder) + "/device-" + std::to_string(device);
-    bool there = access(path.c_str(), F_OK) == 0;
-    close(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    return there;
-  }();
-  return followed && fake::now_s() - first_s < fake::setting("FAKE_CANN_BUSY_S", 0);
-}
+bool busy() { return fake::now_s() < fake::setting("FAKE_CANN_BUSY_UNTIL_S", 0); }
 
 }  // namespace
 

@@ -5,6 +5,7 @@ Resumed or rebuilt, with a newcomer or without, whatever happened in the link-up
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -16,12 +17,16 @@ import torch
 import torch.distributed as dist
 from tests.contract.makers import BEFORE_STOP_S, MEGABYTE, DeviceMaker, Setup
 
+from midstep.communicators import hccl
 from midstep.communicators.base import DeviceMessage
 from midstep.communicators.device_communicator import NEVER
+from midstep.protocol.environment import INCARNATION, STARTED_S
 from midstep.protocol.errors import CommunicatorAborted
 from midstep.protocol.faults import FaultAction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.contract.gloo.conftest import Rank, Ranks
 
 WORLD = 4
@@ -36,8 +41,8 @@ UP = ("up", "")
 pytestmark = [pytest.mark.makers("fake", "npu"), pytest.mark.timeout(300)]
 
 
-def join_late(rank: Rank) -> None:
-    """Make model and groups alone; be connected; use everything."""
+def join_late(rank: Rank, before: Callable[[], object] = lambda: None) -> None:
+    """Make model and groups alone; be connected, `before` which something may happen; use everything."""
     setup = Setup(rank, GROUPS, connected=False)
     alone = torch.full((2,), 7.0)
     dist.all_reduce(alone)
@@ -46,6 +51,7 @@ def join_late(rank: Rank) -> None:
         work.wait()
     assert alone.tolist() == [7.0, 7.0]
     setup.note_renewals()
+    before()
     rank.say("checked")
     rank.say(setup.reconnect())
     setup.check()
@@ -82,19 +88,19 @@ def survive_until_told(rank: Rank) -> None:
     setup.communicator.close()
 
 
-def stop_survivors(ranks: Ranks) -> None:
+def stop_survivors(ranks: Ranks, victim: int = VICTIM) -> None:
     """Stop those that wait for the victim, which is stopped and then killed: a death by itself could be seen."""
     ranks.start_all(WORLD, survive_until_told)
     ranks.hear_all()
-    ranks.signal(VICTIM, signal.SIGSTOP)
+    ranks.signal(victim, signal.SIGSTOP)
     time.sleep(0.2)
-    survivors = [number for number in range(WORLD) if number != VICTIM]
+    survivors = [number for number in range(WORLD) if number != victim]
     ranks.say("stop", *survivors)
     texts = [ranks.hear(number) for number in survivors]
     words = (*ranks.maker.stopped_words, "allreduce cannot")
     assert all(any(word in text for word in words) for text in texts), texts
     assert any("FORCE STOP" in text for text in texts), f"none waited for the stopped rank: {texts}"
-    ranks.signal(VICTIM, signal.SIGKILL)
+    ranks.signal(victim, signal.SIGKILL)
 
 
 def test_every_group_comes_back_with_a_newcomer(ranks: Ranks) -> None:
@@ -111,16 +117,25 @@ def test_every_group_comes_back_with_a_newcomer(ranks: Ranks) -> None:
 
 def join_a_busy_device(rank: Rank) -> None:
     """Take the place of a process that was killed a moment ago, and has not let go of the device yet."""
-    assert isinstance(rank.maker, DeviceMaker)
-    rank.maker.hold_device(BUSY_S)
-    join_late(rank)
+    maker = rank.maker
+    assert isinstance(maker, DeviceMaker)
+
+    def be_started() -> None:
+        os.environ |= {INCARNATION: "2", STARTED_S: str(time.monotonic())}
+        maker.hold_device(BUSY_S)
+
+    join_late(rank, be_started)
 
 
-def test_a_newcomer_waits_for_its_device_in_the_attempt_that_is_under_way(ranks: Ranks) -> None:
-    """HCCL refuses with error code 7 and EJ0001 until then; the peers wait meanwhile."""
-    stop_survivors(ranks)
-    ranks.start(VICTIM, WORLD, join_a_busy_device)
-    assert ranks.hear(VICTIM) == "checked"
+@pytest.mark.parametrize("victim", [VICTIM, 0])
+def test_a_newcomer_waits_for_its_device_in_the_attempt_that_is_under_way(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """HCCL refuses with error code 7 and EJ0001 until then; the peers wait meanwhile. Rank 0 is the root of groups."""
+    monkeypatch.setattr(hccl, "HELD_S", BUSY_S)
+    stop_survivors(ranks, victim)
+    ranks.start(victim, WORLD, join_a_busy_device)
+    assert ranks.hear(victim) == "checked"
     began_s = time.monotonic()
     ranks.say(1)
     assert ranks.hear_all() == [UP] * WORLD
