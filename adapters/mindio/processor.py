@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...devices.npu_environment import require_recoverable
+from ...devices.npu_environment import doubts, require_recoverable
 from ...processor.runtime import Runtime
 from ...protocol.errors import ConfigurationError, NotUnderMidstep
 from .driver import FORCE_STOP, HandlerDriver
@@ -102,12 +102,20 @@ def tft_init_processor(  # noqa: PLR0917 - MindIO's own signature
     npu = getattr(sys.modules.get("torch_npu"), "npu", None)
     if npu is not None:
         require_recoverable(os.environ, runtime.settings.link_up_s, npu.get_allocator_backend())
+        _warn_of_settings(runtime.settings.link_up_s)
         _warn_of_kept_names()
     _Process.device = None if npu is None else npu.current_device()
     _Process.driver = HandlerDriver(runtime, HANDLERS, _Process.device)
     _Process.driver.recovery.choose = _choose
     if is_mindspore():
         offer(_Process.driver.update_begins)
+
+
+def _warn_of_settings(link_up_s: float) -> None:
+    """Log, on the first rank of each node, the settings that make recoveries slow or fragile."""
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        for line in doubts(os.environ, link_up_s):
+            _log.warning("%s.", line)
 
 
 def _warn_of_kept_names() -> None:

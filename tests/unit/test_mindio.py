@@ -364,30 +364,6 @@ def test_a_job_with_mindio_leaves_groups_and_checkpoints_to_the_script(tmp_path:
     assert policy_of(Start(command=("train.py",))) == default_policy()
 
 
-def test_a_job_with_mindio_gets_what_an_npu_needs_whatever_its_device_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch-npu's watchdog would end every survivor at the first failed collective."""
-    monkeypatch.delenv("HCCL_ASYNC_ERROR_HANDLING", raising=False)
-    start = Start(command=("train.py",), mindio=True)
-    spec = spec_of(start, "job", default_policy(), tmp_path)
-    assert spec.environment["HCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert (
-        "HCCL_ASYNC_ERROR_HANDLING" not in spec_of(Start(("train.py",)), "job", default_policy(), tmp_path).environment
-    )
-
-
-def test_a_script_on_an_npu_that_cannot_be_recovered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SimpleNamespace(link_up_s=1.5)
-    runtime = SimpleNamespace(rank=0, world_size=1, settings=settings, await_rank=lambda: None)
-    monkeypatch.setattr("midstep.processor.runtime.Runtime.current", lambda: runtime)
-    npu = SimpleNamespace(get_allocator_backend=lambda: "native", current_device=lambda: 0)
-    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
-    monkeypatch.setenv("HCCL_ASYNC_ERROR_HANDLING", "1")
-    with pytest.raises(ConfigurationError, match="HCCL_ASYNC_ERROR_HANDLING=1: torch-npu's watchdog"):
-        processor.tft_init_processor(0, 1, enable_local_copy=False)
-
-
 def test_no_process_of_mindspore_is_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would meet the ranks that train in MindSpore's scheduler."""
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
