@@ -26,6 +26,7 @@ QUEUE_DEAD = (
     "The Inner error is reported as above. The process exits for this inner error, and the current working operator "
     "name is HcclAllreduce.\nSince the operator is called asynchronously, the stacktrace may be inaccurate."
 )
+HCCL_FAILED = "create_config: HCCL function error: HcclCommInitRootInfoConfig, error code is 15"
 
 
 def found(error: BaseException) -> Finding:
@@ -65,6 +66,21 @@ KNOWN = [
     (RuntimeError("EE9999: reason=[suspect remote error]"), FaultKind.COMMUNICATION, False),
     (RuntimeError("NPU function error: aclrtSynchronizeStream, error code is 107020"), FaultKind.COMMUNICATION, False),
     (RuntimeError("NPU function error: aclrtSynchronizeDevice, error code is 507010"), FaultKind.DEVICE, False),
+    (RuntimeError("NPU function error: aclrtSynchronizeDevice, error code is 107022"), None, False),
+    (RuntimeError("NPU function error: aclrtSynchronizeDevice, error code is 507053"), FaultKind.MEMORY, True),
+    (RuntimeError("NPU function error: AclrtMemcpy, error code is 507054"), FaultKind.MEMORY_MULTI_BIT, True),
+    (RuntimeError("NPU function error: AclrtMemcpy, error code is 507055"), FaultKind.MEMORY, True),
+    (RuntimeError("OPS function error: aclnnMatmul, error code is 507056"), FaultKind.LINK, True),
+    (RuntimeError("OPS function error: aclnnMatmul, error code is 507057"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("NPU error, error code is 507904\n[ERROR] 2026-11-20-10:11:12"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=device local mem error"), FaultKind.MEMORY, True),
+    (RuntimeError("EE9999: reason=[hccl ccu task error: device local mem error]"), FaultKind.MEMORY, True),
+    (RuntimeError("EE9999: reason=device ub mem error"), FaultKind.LINK, True),
+    (RuntimeError("EE9999: reason=device remote mem error"), FaultKind.COMMUNICATION, False),
+    (RuntimeError("EE9999: reason=hccl ccu task error: device remote mem error"), FaultKind.COMMUNICATION, False),
+    (RuntimeError(f"{HCCL_FAILED} EI0007: Failed to allocate resource[qp]"), FaultKind.OUT_OF_MEMORY, False),
+    (RuntimeError(f"{HCCL_FAILED} EI0011: Failed to allocate 3 MB of NPU memory"), FaultKind.OUT_OF_MEMORY, False),
+    (torch.OutOfMemoryError(f"{HCCL_FAILED} EL0004: Failed to allocate"), FaultKind.OUT_OF_MEMORY, False),
     (RuntimeError("CUDA error: an illegal memory access was encountered"), FaultKind.DEVICE, False),
     (RuntimeError("CUDA error: device-side assert triggered"), FaultKind.DEVICE, False),
     (RuntimeError("CUDA error: unspecified launch failure"), FaultKind.DEVICE, False),
@@ -116,6 +132,17 @@ def test_the_time_stamp_is_read_in_the_words_of_the_task_queue(beginning: str) -
     """
     finding = found(RuntimeError(f"{beginning}device 3, time us= 1732155001234.{ERROR_TAIL}"))
     assert (finding.kind, finding.time_us) == (FaultKind.MEMORY_MULTI_BIT, 1732155001234)
+
+
+def test_only_a_device_that_knows_where_its_memory_is_damaged_is_asked() -> None:
+    """torch-npu takes no note of memory that is merely suspected."""
+    codes = {507053: True, 507054: True, 507055: False, 507056: False, 507904: False}
+    located = {code: found(RuntimeError(f"NPU function error: x, error code is {code}")).locate for code in codes}
+    assert located == codes
+
+
+def test_a_code_is_not_read_out_of_a_longer_number() -> None:
+    assert not found(RuntimeError("NPU function error: x, error code is 5070530")).known
 
 
 @pytest.mark.parametrize("words", ["error code is 107020", "HCCL function error: x, error code is 21", "UCE ERROR"])

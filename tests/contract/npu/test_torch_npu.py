@@ -15,7 +15,7 @@ from midstep.processor.exceptions import known_patterns
 from midstep.protocol.faults import ExceptionPattern
 
 # Texts that no torch-npu library has in it: they come from CANN, below it, and are known from its documents only.
-ONLY_DOCUMENTED = {"operator_timeout", "device_lost", "device_busy"}
+ONLY_DOCUMENTED = {"operator_timeout", "device_lost", "device_busy", "cann_link_port", "hccl_out_of_memory"}
 # What a library must have in it for a pattern that is a regular expression.
 LITERALS = {
     "multi_bit_ecc": ("HBM MULTI BIT ECC ERROR", "time is ", "time us= "),
@@ -26,7 +26,9 @@ LITERALS = {
     "cann_operator_retry": ("reason=[hccl op retry failed]",),
     "cann_link": ("reason=[link error]",),
     "cann_suspect_remote": ("reason=[suspect remote error]",),
+    "cann_link_port": ("reason=device ub mem error",),
     "device_busy": ("EJ0001",),
+    "hccl_out_of_memory": ("EI0011",),
 }
 # The same without brackets, and a third one for links, as the newest release looks for them.
 UNBRACKETED = ("reason=device task abort", "reason=hbm Multi-bit ECC error", "reason=device network link error")
