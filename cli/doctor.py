@@ -6,10 +6,10 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -18,7 +18,6 @@ from packaging.version import InvalidVersion, Version
 from rich.text import Text
 
 from ..devices.kinds import CUDA, FAKE, NPU, device_kind
-from ..protocol.errors import ConfigurationError
 from ..protocol.types import ArmedFault, FaultAction, InjectionPoint, Rung
 from .demo import (
     REPEATABLE,
@@ -33,6 +32,8 @@ from .demo import (
 )
 from .display.terminal import Terminal
 from .frame import Command
+from .npu_examination import CheckResult, Examined
+from .npu_examination import examine as examine_npus
 
 SELF_TEST_STEPS, ACCEPTANCE_STEPS = 20, 100
 TOY_RANKS, FAKE_RANKS, MOST_RANKS = 2, 4, 8
@@ -53,19 +54,11 @@ RUN_TOGETHER = (
 RUN_WITH_MINDSPORE = (("3.11", "2.10.0"),)
 
 
-class CheckResult(msgspec.Struct, frozen=True):
-    """One thing that was looked at. `good` None: neither good nor bad."""
-
-    what: str
-    good: bool | None
-    said: str
-
-
 @click.command("doctor", cls=Command)
 @click.option(
     "--acceptance", is_flag=True, help="The long test: every process fault, on up to 8 devices (ten minutes)."
 )
-@click.option("--look-only", is_flag=True, help="Look, and try nothing.")
+@click.option("--look-only", is_flag=True, help="Look, and try nothing: on a machine with a job on its devices.")
 def command(*, acceptance: bool, look_only: bool) -> None:
     """Look for NPUs and GPUs, their libraries and settings, and recover a small training job on what is there.
 
@@ -74,20 +67,27 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     undisturbed run. On one without it says so, and does the same on the fake device, with faults of the device
     besides.
 
+    NPU 0 is stopped once before that, by a process of its own, as only that shows whether its firmware can abort
+    tasks. CANN aborts what the calling process has on a device, and leaves others alone; but the self-test takes the
+    devices and their memory, so give --look-only where a job trains.
+
     Exit code 0 if all of it went as it should, 1 otherwise.
     """
     console = Terminal(width=WIDTH)
     environment = {**device_kind(NPU).environment, **os.environ}
     with console.status("looking for devices and their libraries"):  # torch is imported; on a terminal only
-        findings, devices = examine(environment)
-        on_gpus, gpus = examine_gpus(os.environ)
-    kind = NPU if devices else CUDA if gpus else FAKE
-    devices = devices or gpus
-    findings += on_gpus
+        found = examine(environment, stop=not look_only)
+        on_gpus, gpus = ([], 0) if found.ended else examine_gpus(os.environ)
+    npus = found.devices if found.devices >= TOY_RANKS else 0
+    kind, devices = NPU if npus else CUDA if gpus else FAKE, npus or gpus
+    findings = [*found.findings, *on_gpus]
     for finding in findings:
         word, colour = {True: ("ok", "green"), False: ("not ok", "red"), None: ("", "")}[finding.good]
         console.print(Text.assemble((f"{word:7}", colour), f" {finding.what}: {finding.said}"), soft_wrap=True)
     bad = any(finding.good is False for finding in findings)
+    if found.ended:
+        console.print("torch imports torch-npu by itself, so no process that trains would live: nothing is tried")
+        sys.exit(1)
     if find_spec(TORCH) is None and not look_only:
         console.print(f"the self-test trains with torch, which is not installed; {INSTEAD}")
         look_only = True
@@ -129,39 +129,12 @@ def _broken_link(steps: int) -> Scenario:
     return Scenario("a broken link of rank 0", fault, Rung.RETRY_STEP)
 
 
-def examine(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:
-    """Return what is found here, and how many NPUs can be used."""
+def examine(environment: Mapping[str, str], *, stop: bool) -> Examined:
+    """Return what is found here, NPUs and what belongs to them. `stop`: device 0 may be stopped."""
     mindspore = find_spec(MINDSPORE) is not None
-    findings = [_version("torch", needed=not mindspore), _version("torch_npu", needed=False), *_releases()]
-    try:
-        library: Any = import_module("torch_npu")
-    except Exception as error:  # torch-npu without CANN fails in its own ways, all of them news
-        findings.append(CheckResult("NPU", None, f"torch_npu cannot be imported: {error}"))
-        return findings, 0
-    from ..devices.npu import NpuDevice
-    from ..devices.npu_environment import problems
-    from ..devices.npu_symbols import chip_problem, missing
-
-    try:
-        NpuDevice(library)
-        findings.append(CheckResult("calls of torch-npu", True, "all that midstep makes are there"))
-    except ConfigurationError as error:
-        findings.append(CheckResult("calls of torch-npu", False, str(error)))
-    devices = int(library.npu.device_count())
-    findings.append(CheckResult("NPU", devices > 0, f"{devices} found"))
-    lacking = missing()
-    findings += [CheckResult("CANN", False, line) for line in lacking]
-    if not lacking:
-        findings.append(CheckResult("CANN", True, "has the functions that a recovery needs"))
-    if devices:
-        chip = str(library.npu.get_device_name(0))
-        problem = chip_problem(chip)
-        findings.append(CheckResult("chip", problem is None, problem or chip))
-    wrong = problems(environment, 0.0, library.npu.get_allocator_backend())
-    findings += [CheckResult("environment", False, line) for line in wrong]
-    if not wrong:
-        findings.append(CheckResult("environment", True, "allows a recovery (`midstep run` sets what is not set)"))
-    return findings, devices if devices >= TOY_RANKS else 0
+    releases = (_version("torch", needed=not mindspore), _version("torch_npu", needed=False), *_releases())
+    npus = examine_npus(environment, stop=stop)
+    return msgspec.structs.replace(npus, findings=releases + npus.findings)
 
 
 def examine_gpus(environment: Mapping[str, str]) -> tuple[list[CheckResult], int]:

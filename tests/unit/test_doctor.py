@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from midstep.cli.doctor import command as doctor
 from midstep.cli.doctor import examine, plan
+from midstep.cli.npu_examination import look
 from midstep.devices import fake
 from midstep.devices.kinds import FAKE, NPU, NPU_DEFAULTS
 from midstep.protocol.faults import DEVICE_FAULT_ACTIONS
@@ -34,37 +35,37 @@ def with_npus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_machine_without_torch_npu_is_told_so() -> None:
-    findings, devices = examine(NPU_DEFAULTS)
-    assert devices == 0
-    assert any("cannot be imported" in finding.said for finding in findings)
-    assert all(finding.good is not False for finding in findings)
+    found = examine(NPU_DEFAULTS, stop=True)
+    assert found.devices == 0
+    assert any("cannot be imported" in finding.said for finding in found.findings)
+    assert all(finding.good is not False for finding in found.findings)
 
 
 @pytest.mark.usefixtures("with_npus")
 def test_a_machine_with_npus_is_found_good() -> None:
-    findings, devices = examine(NPU_DEFAULTS)
-    assert devices == 8
-    good = {finding.what for finding in findings if finding.good}
+    found = look(NPU_DEFAULTS)
+    assert found.devices == 8
+    good = {finding.what for finding in found.findings if finding.good}
     assert good >= {"calls of torch-npu", "NPU", "environment", "chip"}
 
 
 @pytest.mark.usefixtures("with_npus")
 def test_a_cann_that_is_not_there_or_too_old_is_found() -> None:
     """torch-npu would only warn, in the middle of a recovery, and go on as if the device had been stopped."""
-    findings, _ = examine(NPU_DEFAULTS)
+    findings = look(NPU_DEFAULTS).findings
     assert any(finding.what == "CANN" and finding.good is False for finding in findings)
 
 
 @pytest.mark.usefixtures("with_npus")
 def test_wrong_settings_are_found() -> None:
-    findings, _ = examine({"HCCL_ASYNC_ERROR_HANDLING": "1"})
+    findings = look({"HCCL_ASYNC_ERROR_HANDLING": "1"}).findings
     assert any(finding.good is False and "Set it to 0" in finding.said for finding in findings)
 
 
 def test_a_torch_npu_that_lacks_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     old: Any = type("Old", (Library,), {"distributed": object()})
     monkeypatch.setitem(sys.modules, "torch_npu", old)
-    findings, _ = examine(NPU_DEFAULTS)
+    findings = look(NPU_DEFAULTS).findings
     assert any(finding.good is False and "reinit_process_group" in finding.said for finding in findings)
 
 
