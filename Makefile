@@ -160,8 +160,8 @@ suite-mindspore:
 suite-mindspeed:
 	$$($(BIN)/python -m tests.mindspeed.environment)/python -m pytest $(or $(FILES),tests/mindspeed) $(TESTS)
 
-# The contracts and jobs on torch-npu's own wheel, over a CANN of ours, which is built by c++: 140 MB. A real NPU is not needed, and not used.
-# CANN=2.7.1 for another release, with its torch: 6 GB. What is about one device runs with three.
+# The contracts and jobs on torch-npu's own wheel, over a CANN of ours, which is built by c++: 150 MB. A real NPU is not needed, and not used.
+# What is about one device runs with 2.7.1 and 2.6.0 as well, each with its torch: 6 GB. CANN=2.7.1 for one other release.
 suite-cann:
 	$(ON_CANN) -m pytest -m "$(or $(MARKED),not soak)" --device npu $(or $(FILES),tests/cann $(CONTRACTS)) $(TESTS) $(NONE)
 ifeq ($(CANN)$(MARKED)$(FILES),)
