@@ -68,8 +68,8 @@ def command(*, acceptance: bool, look_only: bool) -> None:
     besides.
 
     NPU 0 is stopped once before that, by a process of its own, as only that shows whether its firmware can abort
-    tasks. CANN aborts what the calling process has on a device, and leaves others alone; but the self-test takes the
-    devices and their memory, so give --look-only where a job trains.
+    tasks. By CANN's source an abort is of what the calling process has on the device, and leaves others alone; this was
+    never seen on an NPU. The self-test takes the devices and their memory, too: give --look-only where a job trains.
 
     Exit code 0 if all of it went as it should, 1 otherwise.
     """
