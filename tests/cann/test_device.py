@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from packaging.version import Version
+from tests.contract.makers import Setup
 
 from midstep.devices import device_named
 from midstep.devices.kinds import NPU_DEFAULTS
@@ -24,7 +26,7 @@ from midstep.devices.npu_symbols import missing
 from midstep.processor.exceptions import chain_of, classify, known_patterns
 from midstep.processor.tensor_hash import device_hashes
 from midstep.protocol.errors import RecoveryError
-from midstep.protocol.faults import FaultKind
+from midstep.protocol.faults import FaultAction, FaultKind
 
 from . import fused
 from .releases import ASKED_SINCE, names_in
@@ -40,6 +42,9 @@ pytestmark = pytest.mark.timeout(300)
 
 LINK_UP_S = 60.0
 ROUNDS = 300
+# torch-npu's queue, what a stream takes of it here, and more than both; when it is full for sure, and a stop's effect.
+QUEUE_LENGTH, STREAM_DEPTH, FILLS = 4096, 64, 5000
+FILLED_S, WOKEN_S = 2.0, 10.0
 
 
 def taken() -> NpuDevice:
@@ -126,6 +131,47 @@ def test_a_queue_that_has_ended_is_noticed_although_torch_npu_says_nothing(ranks
     kind, text = ranks.hear(0)
     assert kind is FaultKind.DEVICE
     assert "queue of device 0 has ended" in text
+
+
+def fill_the_queue(rank: Rank) -> None:
+    """Queue operators behind a collective that hangs, until the queue takes no more; be stopped by another thread."""
+    setup = Setup(rank)
+    numbers = torch.zeros(1, device="npu")
+    dist.all_reduce(numbers)
+    setup.device.finish()
+    setup.inject(FaultAction.HANG_COLLECTIVE)
+    dist.all_reduce(numbers)
+    stopper = setup.stop_soon(FILLED_S)
+    began_s, queued = time.monotonic(), 0
+    text = "all of them were taken"
+    try:
+        while queued < FILLS:
+            numbers.fill_(1)
+            queued += 1
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+    rank.say((text, queued, time.monotonic() - began_s))
+    stopper.join()
+    setup.device.clean()
+    rank.say(setup.reconnect())
+    numbers.fill_(3)
+    dist.all_reduce(numbers)
+    rank.say(numbers.item())
+
+
+def test_a_thread_that_has_filled_the_queue_waits_without_the_gil_and_is_woken(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the GIL held no other thread would run, and none would stop the device."""
+    monkeypatch.setenv("FAKE_CANN_STREAM_DEPTH", str(STREAM_DEPTH))
+    ranks.start(0, 1, fill_the_queue)
+    text, queued, took_s = ranks.hear(0)
+    assert "FORCE STOP" in text
+    assert QUEUE_LENGTH <= queued < FILLS
+    assert FILLED_S / 2 < took_s < FILLED_S + WOKEN_S
+    ranks.say(1)
+    assert ranks.hear(0) == ("up", "")
+    assert ranks.hear(0) == 3.0
 
 
 def record_again(rank: Rank) -> None:

@@ -125,11 +125,18 @@ std::condition_variable &changed() {
 }
 
 aclError enqueue(aclrtStream handle, Work work) {
-  std::lock_guard<std::mutex> held(lock());
+  static const auto depth = static_cast<size_t>(setting("FAKE_CANN_STREAM_DEPTH", 0));
+  std::unique_lock<std::mutex> held(lock());
   if (aborting) return fail(ACL_ERROR_RT_DEVICE_TASK_ABORT);
   if (failed != ACL_SUCCESS) return fail(failed);
   auto stream = find(handle);
   if (!stream) return ACL_ERROR_RT_STREAM_CONTEXT;
+  if (depth > 0) {  // as a device's: who queues more waits
+    uint64_t before = aborts;
+    changed().wait(held, [&] { return stream->queue.size() < depth || aborts != before || failed != ACL_SUCCESS; });
+    if (aborts != before) return fail(ACL_ERROR_RT_DEVICE_TASK_ABORT);
+    if (failed != ACL_SUCCESS) return fail(failed);
+  }
   if (!stream->started) {
     stream->started = true;
     std::thread(serve, stream).detach();
