@@ -31,6 +31,7 @@ COMMANDS = {
     "drain": "Move the ranks of a node to a spare one, between two steps.",
     "isolate": "Leave a node at once.",
     "release": "Use a node again that was drained or isolated.",
+    "isolated": "List the devices that jobs have isolated for the next ones, or release some.",
     "rungs": "Forbid a rung of the ladder, or force one, for a time.",
     "acknowledge": "Say that you have seen what a job asks for.",
     "stop": "End a job, with an emergency checkpoint.",

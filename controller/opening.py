@@ -70,7 +70,8 @@ class ControllerPlace(msgspec.Struct, frozen=True):
     """Where a controller works: absolute paths, and the endpoint it listens at.
 
     The journal is in the job directory, unless `etcd` or a `shared` folder has it. `endpoint`: where others reach this
-    controller of `job`, also while it stands by; empty: only its own machine does.
+    controller of `job`, also while it stands by; empty: only its own machine does. `isolated`: the folder about devices
+    that jobs have isolated for the next ones (None: there is none), in which this machine is called `machine`.
     """
 
     job_directory: Path
@@ -81,6 +82,8 @@ class ControllerPlace(msgspec.Struct, frozen=True):
     shared: SharedFolder | None = None
     job: str = ""
     endpoint: str = ""
+    isolated: Path | None = None
+    machine: str = ""
 
 
 class Opened(msgspec.Struct, frozen=True):

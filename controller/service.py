@@ -37,6 +37,7 @@ from .endpoints.standing_by import StandingBy
 from .endpoints.story import Storyteller
 from .endpoints.trainjob import progress_reporter
 from .enroller import HostsWire, open_wire
+from .isolation import IsolationAcrossJobs, IsolationFolder, IsolationStore, names_of
 from .journal.records import Founding
 from .keepalive import KeepAlive
 from .liveness import Liveness, ProgressBoard
@@ -135,7 +136,7 @@ def _serve_term(
             switchover=opened.switchover,
             stories=storyteller,
         )
-        others = _beside(stack, journal.founding, (driver, wire), metrics, run_directory)
+        others = _beside(stack, journal.founding, (driver, wire), metrics, place)
         exit_code = asyncio.run(_drive(driver, run_directory, {**others, "no story was told": storyteller}))
         if term.in_memory and read_result(place.job_directory) is None:
             # The disk of the job directory may be why there is no better controller, and this is its end's only record.
@@ -214,8 +215,8 @@ def _beside(
     stack: contextlib.ExitStack,
     founding: Founding,
     driven: tuple[Driver, Wire],
-    place: MetricsPlace | None,
-    run_directory: Path,
+    metrics: MetricsPlace | None,
+    place: ControllerPlace,
 ) -> dict[str, "Beside | None"]:
     """Return what runs beside the driver, by what is said when it has failed."""
     job, policy = founding.job, founding.policy
@@ -235,9 +236,21 @@ def _beside(
         if among is None
         else SharedMachines(among, driver.status, driver.tell),
         "no numbers were published": None
-        if place is None
-        else open_metrics(stack, place, driver.observation, job.world_size, run_directory),
+        if metrics is None
+        else open_metrics(stack, metrics, driver.observation, job.world_size, place.run_directory),
+        "nothing was isolated across jobs": _isolating(place, founding, driver, wire),
     }
+
+
+def _isolating(place: ControllerPlace, founding: Founding, driver: Driver, wire: Wire) -> IsolationAcrossJobs | None:
+    """Return what keeps devices out of the next jobs on which something came too often, if the policy has it."""
+    isolate_s = founding.policy.faults.isolate_s
+    if place.isolated is None or not isolate_s:
+        return None
+    on_one_machine = not founding.platform and not isinstance(wire, HostsWire)
+    names = names_of(founding.job, place.machine if on_one_machine else "", founding.platform)
+    folder = IsolationFolder(IsolationStore(place.isolated))
+    return IsolationAcrossJobs(folder, names, isolate_s, driver.observation, driver.report)
 
 
 class Beside(Protocol):

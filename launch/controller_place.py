@@ -16,10 +16,10 @@ from ..protocol.discovery import endpoint
 from ..protocol.errors import ConfigurationError
 from ..protocol.private_files import make_private_directory
 from ..protocol.token import FullToken, Token, full, job_of
-from .directories import JobFile, base_directory, checked_name, claim_free_run_directory, write_job_file
+from . import directories
 from .job import let_nodes_join, require_loopback, required
 from .joining import TokenWatch
-from .meeting import address_outside
+from .meeting import address_outside, host_name
 
 _EVERYWHERE = {"0.0.0.0", "*", "[::]", "::"}
 
@@ -48,10 +48,10 @@ def in_directories(stack: contextlib.ExitStack, given: Given) -> ControllerPlace
             "one in etcd, or on a volume of several machines."
         )
     if run_directory is None:
-        held = claim_free_run_directory(f"{read_founding(job_directory).job.job}.controller")
+        held = directories.claim_free_run_directory(f"{read_founding(job_directory).job.job}.controller")
         stack.callback(held.remove)
         run_directory = held.path
-        write_job_file(job_directory, JobFile(str(run_directory)))
+        directories.write_job_file(job_directory, directories.JobFile(str(run_directory)))
     for directory in (job_directory, run_directory):
         if not directory.is_dir():
             raise click.UsageError(f"{directory} is not a directory.")
@@ -61,7 +61,14 @@ def in_directories(stack: contextlib.ExitStack, given: Given) -> ControllerPlace
     elif keys is None:
         require_loopback(given.listen)
     run_directory = run_directory.resolve()
-    return ControllerPlace(job_directory.resolve(), run_directory, keys or run_directory / KEYS_NAME, given.listen)
+    return ControllerPlace(
+        job_directory.resolve(),
+        run_directory,
+        keys or run_directory / KEYS_NAME,
+        given.listen,
+        isolated=directories.isolation_folder(),
+        machine=host_name(),
+    )
 
 
 def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> ControllerPlace:
@@ -72,13 +79,13 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
     Raises MidstepError.
     """
     token = full(required(given.token)) if given.keys is None else None
-    name = checked_name(given.job or "" if token is None else job_of(token, given.job))
+    name = directories.checked_name(given.job or "" if token is None else job_of(token, given.job))
     job_directory, run_directory = given.job_directory, given.run_directory
     etcd = None if is_volume(store) else parse_place(store, name, access_of(os.environ))
     shared = _shared(parse_volume_place(store)) if is_volume(store) else None
-    directory = (job_directory or base_directory() / name).absolute()
+    directory = (job_directory or directories.base_directory() / name).absolute()
     if run_directory is None:
-        held = claim_free_run_directory(f"{name}.controller")
+        held = directories.claim_free_run_directory(f"{name}.controller")
         stack.callback(held.remove)
         run_directory = held.path
     try:
@@ -88,10 +95,21 @@ def in_store(stack: contextlib.ExitStack, store: str, given: Given) -> Controlle
         raise ConfigurationError(f"{directory} cannot be written: {error}. Choose another --job-dir.") from error
     if token is not None:
         _open(stack, given, token, run_directory / KEYS_NAME, name)
-    write_job_file(directory, JobFile(str(run_directory), store, name))
+    directories.write_job_file(directory, directories.JobFile(str(run_directory), store, name))
     run_directory = run_directory.resolve()
     keys = given.keys or run_directory / KEYS_NAME
-    return ControllerPlace(directory, run_directory, keys, given.listen, etcd, shared, name, reached_at(given.listen))
+    return ControllerPlace(
+        directory,
+        run_directory,
+        keys,
+        given.listen,
+        etcd,
+        shared,
+        name,
+        reached_at(given.listen),
+        directories.isolation_folder(),
+        host_name(),
+    )
 
 
 def reached_at(listen: str) -> str:

@@ -52,6 +52,11 @@ def base_directory() -> Path:
     return (Path(named) if named else DEFAULT_BASE).expanduser()
 
 
+def isolation_folder() -> Path:
+    """Return the folder about devices that are isolated across jobs; no job can have its name."""
+    return (base_directory() / ".isolated").absolute()
+
+
 def checked_name(name: str) -> str:
     """Return the name of a new job, if it can be one: it becomes the name of directories, and part of socket paths.
 

@@ -249,6 +249,7 @@ class FaultPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unknown_code: LevelName = LevelName.NOT_HANDLE_FAULT  # of unknown codes, when no level comes along
     in_place_age_s: Seconds = 60.0  # what has stood for longer is not mended by a new process
     too_often: tuple[TooOften, ...] = (TooOften(codes=("80E18005",), times=3, window_s=86400.0),)
+    isolate_s: SecondsOrZero = 172_800.0  # what was raised is left out by other jobs for so long; 0: by none
     sources: tuple[str, ...] = ()  # files and directories with documents of detectors
     node_names: dict[str, str] = {}  # name of a node in the cluster's documents -> its name in the job
     node_serials: dict[str, str] = {}  # serial number of a machine -> its node, for documents that name no node

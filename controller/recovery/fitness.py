@@ -25,6 +25,7 @@ MAX_OF_ONE = 5_000  # of one detector: its own oldest goes, so that none can pus
 MAX_PUT_OFF = 1000  # faults that wait for a world
 MAX_COUNTED = 10_000  # devices and codes whose occurrences are counted
 RAISED = FaultLevel.MANUALLY_SEPARATE_NPU  # of a fault that came too often; it stays so until that recovers
+_TOO_OFTEN = "are too often"  # ends its meaning: detectors report this level, too
 
 # Nothing but the detector's word that it is over makes such a device good again, however it was asserted.
 _LASTING = frozenset({Treatment.LEAVE, Treatment.CLOSE})
@@ -152,10 +153,15 @@ class FaultBook:
                 del self._times[next(iter(self._times))]
             recent = sum(now - at_s <= rule.window_s for at_s in times)
             if recent >= rule.times:
-                meaning = f"{recent} times within {rule.window_s:g} s, {rule.times} are too often"
+                meaning = f"{recent} times within {rule.window_s:g} s, {rule.times} {_TOO_OFTEN}"
                 meaning = f"{report.meaning}; {meaning}" if report.meaning else meaning
                 return msgspec.structs.replace(report, level=RAISED, meaning=meaning)
         return report
+
+
+def came_too_often(report: FaultReport) -> bool:
+    """Say whether the job itself has raised the level of a fault."""
+    return report.level is RAISED and report.meaning.endswith(_TOO_OFTEN)
 
 
 def _key(report: FaultReport) -> Key:

@@ -22,7 +22,9 @@ import msgspec
 from ...policies.rungs import growth, may_grow
 from ...protocol.messages import StopProcess
 from ...protocol.types import CONTROLLER, FaultKind, FaultReport, Rung, node_address
+from ...protocol.wording import one_line
 from . import topic as do
+from .fitness import UNFIT
 from .orders import (
     DEVICES,
     LOOK,
@@ -48,6 +50,7 @@ from .world import DONE, NodeState, RankState
 
 SPARES_WAIT_S = 5.0  # how long a job that has its nodes waits for its spares
 TRIES = 3  # of new ranks on one node, beside a world that trains
+_NAMED = 3  # nodes, in the reason of a wait that has ended
 
 
 # --- waiting for nodes ------------------------------------------------------------------------------------------------
@@ -94,8 +97,10 @@ def _waited_long_enough(state: JobState) -> Recs:
     if _nodes_at_hand(state) >= state.nodes_needed:
         state.arrivals.spares_awaited = False
         return _start_if_possible(state)
+    unfit = [(name, fault) for name in state.world.named(NodeState.UNFIT) for fault in state.book.on(name, UNFIT)[:1]]
+    why = "".join(f"; {name} is not used: {fault.level} {one_line(fault.detail)}" for name, fault in unfit[:_NAMED])
     give_up_waiting(state)
-    return [do.NodesMissing(f"too few nodes came within {state.policy.deadlines.nodes_s:g} s")]
+    return [do.NodesMissing(f"too few nodes came within {state.policy.deadlines.nodes_s:g} s{why}")]
 
 
 def _nodes_missing(state: JobState, rec: do.NodesMissing) -> Recs:

@@ -22,8 +22,8 @@ FORBIDDEN_IN_PURE = {"time", "random", "asyncio", "threading", "zmq", "os", "soc
 # The modules of the controller that carry bytes, files and time, beside controller/election/, controller/etcd/,
 # controller/journal/, controller/volume/ and controller/endpoints/. All others decide.
 IMPURE = {
-    "clock.py", "driver.py", "enroller.py", "keepalive.py", "live_status.py", "opening.py", "relaunch_hook.py",
-    "service.py", "shared_machines.py", "switchover.py", "wire.py",
+    "clock.py", "driver.py", "enroller.py", "isolation.py", "keepalive.py", "live_status.py", "opening.py",
+    "relaunch_hook.py", "service.py", "shared_machines.py", "switchover.py", "wire.py",
 }  # fmt: skip
 FILES_OF_POLICIES = "files.py"  # the one that reads a policy file
 

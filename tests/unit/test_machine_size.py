@@ -35,7 +35,9 @@ NOUNS = "protocol"
 # Rules on lines of logs: 8 lines of their topic, 175 of nouns (a file of 145, which patterns are allowed).
 # Actions of ranks that an operator holds: 80 lines of the topic of controls, 69 of nouns. A node that was to go and has
 # another agent now: 8.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9501, 9
+# Devices that are isolated for the next jobs: 14 lines (what was raised by the job itself, why a node at a start is not
+# used, the policy's key); files and names are none of the core.
+MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9515, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 14, 2904
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 110
 
