@@ -1,7 +1,9 @@
 """Devices that one job isolates for the next ones: the folder, who reads and writes it, and what a job makes of it."""
 
+import asyncio
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -471,6 +473,44 @@ def test_a_damaged_document_is_named_in_the_log_once(
     (said,) = (record.getMessage() for record in caplog.records)
     assert said.startswith(f"{damaged}: is skipped: ")
     assert not opened.whole
+
+
+def test_what_is_raised_in_the_last_moment_of_a_job_is_written(store: IsolationStore) -> None:
+    cluster = FakeCluster(policy=POLICY).start()
+
+    async def play() -> None:
+        folder = IsolationFolder(store)
+        job = IsolationAcrossJobs(folder, HERE, HOUR_S, Watched(store, cluster).observe, lambda report, answer: None)
+        running = asyncio.create_task(job.run())
+        await asyncio.sleep(0.05)
+        strike(cluster)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(play())
+    assert [each.place for each in store.read()] == ["m0/node1, device 1"]
+
+
+def test_a_folder_that_hangs_holds_up_neither_a_start_for_long_nor_an_end(
+    store: IsolationStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(isolation, "FIRST_READ_S", 0.05)
+    monkeypatch.setattr(isolation, "LAST_WRITE_S", 0.05)
+    back = threading.Event()
+
+    def read() -> list[Isolated]:
+        back.wait(WAIT_S)
+        return []
+
+    monkeypatch.setattr(store, "read", read)
+    folder = IsolationFolder(store)
+    folder.start(wait=True)
+    folder.write(document())
+    folder.close()
+    assert folder.latest is None
+    assert "isolated devices are known later" in caplog.text
+    back.set()
+    wait_until(lambda: bool(IsolationStore.read(store)))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
