@@ -3,7 +3,8 @@
 The folder is in the home of the jobs: those of one user on one machine, or on all machines that share it. Each device
 has a document there, with the job that raised its fault (`faults.too_often`), and until when it holds
 (`faults.isolate_s`). A job that has no world yet takes what holds for reports of a detector, so the nodes are unfit
-before any rank is placed. A job that trains is left alone; but each job hears what is released, or over.
+before any rank is placed. Ranks that train are left alone, and spare nodes are not; each job hears what is released, or
+over.
 
 A release rewrites the document, as the controller that wrote it may be followed by one that knows the fault as well.
 Files are read and written by a thread: the folder may be on a file server that hangs, and no recovery waits for it.
@@ -30,7 +31,7 @@ from ..protocol.private_files import make_private_directory, read_own_file, repl
 from ..protocol.types import Assertion, FaultKind, FaultReport, JobSpec, detector_address
 from .metrics import Observation, publish_every_s
 from .recovery.fitness import came_too_often
-from .recovery.state import JobState
+from .recovery.state import JobState, Phase
 from .recovery.world import REACHABLE, World
 
 SEEN_BY = detector_address("isolated")
@@ -298,6 +299,11 @@ class IsolationFolder:
             _log.error("%s", text)
 
 
+def _is_idle(state: JobState, node: str) -> bool:
+    """Say whether a node has no rank, and is not about to get one: that it is unfit harms nothing then."""
+    return state.generation == 0 or (state.phase is Phase.RUNNING and not state.world.on(node))
+
+
 class IsolationAcrossJobs:
     """Looks at one job and at the folder while `run` runs. `report`: takes in what a detector says."""
 
@@ -339,17 +345,24 @@ class IsolationAcrossJobs:
         return seen
 
     def _tell(self, seen: Observation, documents: list[Isolated]) -> None:
-        wanted = reports(documents, self._names, seen.state.world, seen.at_s)
+        state = seen.state
+        wanted = reports(documents, self._names, state.world, seen.at_s)
         known = [each.report for each in seen.state.book.standing() if each.report.seen_by == SEEN_BY]
         standing = {report.fault_id: report for report in known if report.fault_id.startswith(_ID)}
-        fresh = [report for fault_id, report in wanted.items() if fault_id not in standing]
+        by_others = [
+            each for each in documents if each.job != state.job.job
+        ]  # on its own its detector has the last word
+        now = wanted if state.generation == 0 else reports(by_others, self._names, state.world, seen.at_s)
+        fresh = [
+            each for fault_id, each in now.items() if fault_id not in standing and _is_idle(state, each.node or "")
+        ]
         over = [
             msgspec.structs.replace(report, assertion=Assertion.RECOVER, at_s=seen.at_s)
             for fault_id, report in standing.items()
             if fault_id not in wanted and self._folder.whole
         ]
         self._told_s = {key: at_s for key, at_s in self._told_s.items() if seen.at_s - at_s < AGAIN_S}
-        for report in (*(fresh if seen.state.generation == 0 else ()), *over):
+        for report in (*fresh, *over):
             key = (report.fault_id, report.assertion)
             if key not in self._told_s:
                 self._told_s[key] = seen.at_s

@@ -381,12 +381,20 @@ def test_a_release_and_the_end_of_its_time_reach_a_job_that_runs(store: Isolatio
     assert watched.nodes == {"node0": "active", "node1": "spare", "node2": "spare"}
 
 
-def test_a_job_that_trains_is_left_alone(store: IsolationStore) -> None:
+def test_ranks_that_train_are_left_alone_and_a_spare_is_not_used(store: IsolationStore) -> None:
     watched = Watched(store, FakeCluster().start())
-    store.add(document())
+    for node in ("node1", "node2"):
+        store.add(document(node=f"{HERE.machine}/{node}"))
+    watched.look()
+    assert [report.node for report in watched.told] == ["node2"]
+    assert watched.nodes == {"node0": "active", "node1": "active", "node2": "unfit"}
+
+
+def test_the_detector_of_the_job_that_isolated_a_spare_has_the_last_word(store: IsolationStore) -> None:
+    watched = Watched(store, FakeCluster().start())
+    store.add(document(node=f"{HERE.machine}/node2", job=watched.cluster.job.job))
     watched.look()
     assert watched.told == []
-    assert watched.nodes["node1"] == "active"
 
 
 def test_a_detector_of_that_name_keeps_its_own_faults(store: IsolationStore) -> None:
