@@ -60,6 +60,7 @@ SIZE = 64
 FIRST = 100  # the script's own count begins there, as after its own checkpoint
 PERSISTENT = 3
 RECORDS, STEPS, FAULTS = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+TOGETHER_S = 60.0
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CONVERTING = sys.argv[4:] == ["converting"]
 FOLDER = Path(sys.argv[5]) if sys.argv[4:5] == ["--load"] else None
@@ -277,6 +278,17 @@ def is_due(where: str) -> bool:
     return lives == life() and any(each[:3] == [RANK, step, where] for each in FAULTS) and (step, where) not in DONE
 
 
+def die_together(step: int, where: str) -> None:
+    """Kill this process as soon as all that are to die here have come: a slower one would be asked for its copy."""
+    (RECORDS / f"dies.{step}.{where}.{RANK}").touch()
+    others = {each[0] for each in FAULTS if each[1:] == [step, where, "kill"]}
+    deadline_s = time.monotonic() + TOGETHER_S
+    while not all((RECORDS / f"dies.{step}.{where}.{rank}").exists() for rank in others):
+        assert time.monotonic() < deadline_s, f"not all of ranks {others} have come to step {step}"
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def fail(where: str) -> None:
     """Cause the fault that is due here."""
     step = MODEL.iteration - FIRST
@@ -285,7 +297,7 @@ def fail(where: str) -> None:
         if due and (rank, at, place) == (RANK, step, where):
             DONE.add((at, where))
             if how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                die_together(at, where)
             if how == "raise":
                 raise RuntimeError("a mistake of the script's")
             if how == "link":
