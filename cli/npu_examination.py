@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from ..protocol.errors import ConfigurationError, RecoveryError
+from ..protocol.own_programs import own_program
 
 TORCH_NPU = "torch_npu"
 LOOK_S, STOP_S = 180.0, 120.0  # the import alone takes 11 s on a busy machine
@@ -66,7 +67,7 @@ def ask(work: NpuWork, environment: Mapping[str, str], limit_s: float) -> Examin
     """Return what a process finds; that it ended, or was ended as its time was over, is a finding, too."""
     with tempfile.TemporaryDirectory(prefix="midstep-npu-") as directory:
         result, words = Path(directory, "result"), Path(directory, "words")
-        command = [sys.executable, "-m", __spec__.name, work.value, str(result)]
+        command = [*own_program(__spec__.name), work.value, str(result)]
         with words.open("wb") as output:
             process = subprocess.Popen(command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT)
         try:

@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from ...detectors import clusterd_signals as d
 from ...detectors.clusterd_lines import encode_line, read_report
 from ...protocol import environment as names
 from ...protocol.errors import ConfigurationError
+from ...protocol.own_programs import own_program
 from .values import RET_ERROR, RET_OK
 
 ACTIONS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
@@ -48,7 +48,7 @@ class TaskdBridge:
         self._callbacks = callbacks
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        command = [sys.executable, "-m", "midstep.cli.main", "clusterd", *words, "--stdio"]
+        command = [*own_program("midstep.cli.main"), "clusterd", *words, "--stdio"]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._thread = threading.Thread(target=self._listen, name="midstep-taskd", daemon=True)
         self._thread.start()
