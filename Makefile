@@ -172,6 +172,9 @@ endif
 # The contracts on the other releases of torch-npu that these tests know, and the long jobs on the newest.
 suite-cann-releases:
 	$(MAKE) --no-print-directory suite-cann MARKED=soak FILES="$(or $(FILES),tests/cann)"
+	$(MAKE) --no-print-directory suite-cann CANN=2.14.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
+	$(MAKE) --no-print-directory suite-cann CANN=2.12.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
+	$(MAKE) --no-print-directory suite-cann CANN=2.10.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 	$(MAKE) --no-print-directory suite-cann CANN=2.9.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 	$(MAKE) --no-print-directory suite-cann CANN=2.7.1 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"
 	$(MAKE) --no-print-directory suite-cann CANN=2.6.0 FILES="$(or $(FILES),tests/cann/test_device.py $(CONTRACTS))"

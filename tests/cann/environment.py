@@ -36,6 +36,9 @@ import sys; sys.path.append({root!r}); import tests.cann.on_import
 """
 BUILD_S = 900.0  # at the lowest priority, beside tests that keep all cores busy
 ASK_S = 300.0
+# From 2.10 on torch-npu registers settings of the allocator that a torch with CUDA registers as well, which ends the
+# process. The compiler keeps the last 16 bytes of such a long name by themselves.
+ENDS_OF_SETTINGS = (b"_segment_size_mb", b"_memory_fraction")
 FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-pthread")
 
 
@@ -66,11 +69,12 @@ def make(release: Release = RELEASES[0], below: Path | None = None) -> Path:
     python = below
     if python is None:
         python = Path(sys.executable) if release.below is None else make_below(release.below, folder).bin / "python"
-    torch, site = _asked(python, _TORCH_VERSION, _PACKAGES)
+    torch, site, home = _asked(python, _TORCH_VERSION, _PACKAGES, _TORCH)
     torch = torch.partition("+")[0]
     if torch != release.torch:
         raise NotHere(f"torch-npu {release.version} is for torch {release.torch}, and {python} has {torch}")
     place = folder / (f"cann-{release.version}" if below is None else f"cann-{release.version}-{below.parents[1].name}")
+    _rename_settings(Path(home, "lib", "libc10_cuda.so"))
     done = place / "installed"
     wanted = f"{python} torch {torch} torch-npu {release.version} headers {release.headers}\n{STARTS_WITH}"
     if not done.is_file() or done.read_text() != wanted:
@@ -78,6 +82,19 @@ def make(release: Release = RELEASES[0], below: Path | None = None) -> Path:
         done.write_text(wanted)
     _build(compiler, place)
     return place
+
+
+def _rename_settings(cuda: Path) -> None:
+    """Have a torch's own part for CUDA, if it has one, call two settings otherwise. There is no CUDA device here."""
+    if not cuda.is_file():
+        return
+    content = found = cuda.read_bytes()
+    for end in ENDS_OF_SETTINGS:
+        content = content.replace(end, end[:-1] + b"~")
+    if content != found:
+        renamed = cuda.with_suffix(".renamed")
+        renamed.write_bytes(content)
+        renamed.replace(cuda)  # pip may have linked the file that was there to another environment's
 
 
 def variables(place: Path) -> dict[str, str]:

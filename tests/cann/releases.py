@@ -31,19 +31,21 @@ def _on(version: str, headers: str = "") -> Release:
     return release._replace(below=below, headers=headers)
 
 
-# The last torch-npu of each torch that these tests have run with, the one of the lane first. From 2.10 on torch-npu
-# ends the process when it is imported beside a torch with CUDA's packages, which registers the same key of the
-# allocator's settings (pinned_reserve_segment_size_mb): it takes a CPU build of torch, and the index has one of 2.13.0.
+# The last torch-npu of each torch that these tests have run with, the one of the lane first.
 RELEASES = (
     Release("2.13.0"),
     _on("2.7.1.post11"),
     _on("2.6.0", headers="2.7.1.post11"),
     _on("2.9.0.post9"),
+    _on("2.10.0.post7"),
+    _on("2.12.0.post3"),
+    _on("2.14.0"),
 )
 
 # What the library has for newer releases only, by the first of the wheels that names it, of those read: 2.6.0,
-# 2.7.1.post11, 2.10.0.post7, 2.13.0 and 2.14.0. For 2.6.0 alone it has the graph engine (library/compiler.cpp) and
-# aclnnCast; there operators also have to be told not to be compiled just in time (operators.py).
+# 2.7.1.post11, 2.10.0.post7, 2.12.0.post3, 2.13.0 and 2.14.0. For 2.6.0 alone it has the graph engine
+# (library/compiler.cpp) and aclnnCast; there operators also have to be told not to be compiled just in time
+# (operators.py).
 ASKED_SINCE = {
     "2.7.1.post11": (
         "aclrtBinaryGetFunction",
@@ -64,8 +66,9 @@ ASKED_SINCE = {
         "rtGetC2cCtrlAddr",
         "rtKernelLaunch",
     ),
-    "2.13.0": ("aclrtMemsetAsync",),
+    "2.12.0.post3": ("aclrtMemsetAsync",),
 }
+NOT_ASKED = {"2.12.0.post3": {"aclrtGetFunctionAddr"}}  # by that release alone: older and newer ones look it up
 
 
 def chosen(name: str) -> Release:

@@ -29,7 +29,7 @@ from midstep.protocol.errors import RecoveryError
 from midstep.protocol.faults import FaultAction, FaultKind
 
 from . import fused
-from .releases import ASKED_SINCE, names_in
+from .releases import ASKED_SINCE, NOT_ASKED, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,4 +208,4 @@ def test_this_release_asks_cann_for_what_the_table_says() -> None:
     here = Version(metadata.version("torch_npu"))
     newer = {name for since, names in ASKED_SINCE.items() if Version(since) > here for name in names}
     every = tuple(name for names in ASKED_SINCE.values() for name in names)
-    assert set(every) - names_in(library, every) == newer
+    assert set(every) - names_in(library, every) == newer | NOT_ASKED.get(str(here), set())
