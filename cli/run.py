@@ -24,7 +24,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, found_token_file, joinable, read_token
 from .display.display import ShownRanks
 from .display.plain import echo, hold_standard_descriptors, log_to_stderr
-from .frame import Command, hand_on_metrics, metrics_options, token_file_option
+from .frame import Command, hand_on_metrics, metrics_options, proxy_option, token_file_option
 from .job_options import (
     KUBERNETES,
     POLICY,
@@ -80,6 +80,7 @@ class PlatformName(StrEnum):
 @click.option(
     "--failure-domain", metavar="NAME", default="", help="What fails together with this machine.  [default: the host]"
 )
+@proxy_option
 @options(POLICY)
 @click.option(
     "--fault-source",
@@ -122,6 +123,7 @@ def command(
     token_file: Path | None,
     node: str,
     failure_domain: str,
+    proxies: tuple[str, ...],
     metrics_listen: str | None,
     metrics_token_file: Path | None,
     page: str | None,
@@ -169,7 +171,7 @@ def command(
     if platform != PlatformName.LOCAL:
         sys.exit(_run_elsewhere(start, platform, pods, token_file, quiet=how["quiet"]))
     flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
-    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), how, page=page))
+    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain, proxies=proxies), how, page=page))
 
 
 def _run(

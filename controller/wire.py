@@ -16,6 +16,7 @@ from ..protocol import codec
 from ..protocol import codec as frames
 from ..protocol.errors import ForeignVersion, MailboxFull, WireError
 from ..protocol.identities import OPERATOR_PREFIX
+from ..protocol.keys import ServerKeys
 from ..protocol.mailbox import Mailbox, SenderMemory, acknowledged_after
 from ..protocol.messages import (
     NEVER_JOURNALED,
@@ -29,8 +30,9 @@ from ..protocol.messages import (
     RanksReported,
 )
 from ..protocol.transport import Received, RouterSocket
-from ..protocol.types import rank_of
+from ..protocol.types import node_address, rank_of
 from .admission import believed_of, refusal
+from .endpoints.proxied_router import ProxiedRouter
 from .routes import RankOrders, Routes
 
 RECEIVE_LIMIT = 1000  # messages a turn, and what their frames have beyond it
@@ -52,9 +54,17 @@ class Arrival(msgspec.Struct, frozen=True):
 class Wire:
     """Sends and receives for one controller. Never blocks. What is sent leaves with `flush`."""
 
-    def __init__(self, router: RouterSocket, mailbox: Mailbox, routes: Routes, world_size: int) -> None:
-        """`router` stays its creator's to close."""
-        self._router = router
+    def __init__(
+        self,
+        router: RouterSocket,
+        mailbox: Mailbox,
+        routes: Routes,
+        world_size: int,
+        keys: ServerKeys | None = None,
+    ) -> None:
+        """`router` stays its creator's to close. `keys`: list which nodes may come through a proxy; None: none may."""
+        self._proxied = None if keys is None else ProxiedRouter(router, keys)
+        self._router: RouterSocket | ProxiedRouter = self._proxied or router
         self._mailbox = mailbox
         self._routes = routes
         self._world_size = world_size
@@ -290,6 +300,13 @@ class Wire:
         for connection, messages in leaving.items():
             for frame in frames.pack((*self._acks.pop(connection, ()), *messages)):
                 self._router.send(connection, frame)  # what is not taken is counted there, and sent again
+
+        if self._proxied is not None:
+            self._proxied.flush()
+
+    def tolerates_silence(self, node: str) -> bool:
+        """Say whether a node may be silent because the proxy is that it speaks through."""
+        return self._proxied is not None and self._proxied.tolerates_silence(node_address(node))
 
     def refuse(self, reason: str, connection: str) -> None:
         """Count what is not believed."""

@@ -37,6 +37,7 @@ _JOIN = "join"
 _OPERATOR = "operator"
 _DETECTOR = "detector"
 _PLATFORM = "platform"
+_PROXY = "proxy"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _DATA_LINK = "..data"
 _ROOT = 0
@@ -138,6 +139,10 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
     def platform_keys(self, job: str) -> KeyPair:
         """Return the key pair of the process that makes the job's nodes."""
         return derived_pair(self.secret, _PLATFORM, job)
+
+    def proxy_keys(self, job: str) -> KeyPair:
+        """Return the key pair with which the job's proxies connect to its controller."""
+        return derived_pair(self.secret, _PROXY, job)
 
     def detector_keys(self, job: str) -> KeyPair:
         """Return the key pair with which operators report faults as detectors."""

@@ -28,6 +28,7 @@ class _Link:
         self.endpoint = FIRST
         self.tried: list[str] = []
         self.turned_away: str | None = None
+        self.proxied = False
         self.listed: tuple[str, ...] = ()
 
     def connect_to(self, endpoint: str) -> None:
@@ -48,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_too_long(quick: None) -> None:
     async def run() -> _Link:
         link, left = _Link(), asyncio.Event()
-        watch = Absence(link, [FIRST, SECOND], left.set)  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST, SECOND], left.set)
         while len(link.tried) < 4:
             await asyncio.sleep(0)
         assert not left.is_set()
@@ -72,7 +73,7 @@ def test_each_turn_gives_an_endpoint_twice_as_long_so_that_a_busy_machine_can_an
         played_ms = itertools.count()
         monkeypatch.setattr(loop, "time", lambda: next(played_ms) / 1000)
         link = _Link()
-        watch = Absence(link, [FIRST, SECOND])  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST, SECOND])
         while len(link.tried) < 9:
             if len(times) < len(link.tried):
                 times.append(loop.time())
@@ -91,7 +92,7 @@ def test_all_addresses_of_a_name_are_tried_and_looked_up_again(quick: None, monk
 
     async def run() -> list[str]:
         link = _Link()
-        watch = Absence(link, ["tcp://a:1", SECOND])  # type: ignore[arg-type]
+        watch = Absence(link, ["tcp://a:1", SECOND])
         while len(link.tried) < 6:
             await asyncio.sleep(0)
         watch.close()
@@ -110,7 +111,7 @@ def test_an_agent_that_is_turned_away_goes_to_the_controller_that_leads_and_then
     async def run(*, follows: bool) -> list[str]:
         link = _Link()
         link.turned_away, link.listed = third, (third, SECOND)
-        watch = Absence(link, [FIRST], follows=follows)  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST], follows=follows)
         while len(link.tried) < 5:
             await asyncio.sleep(0)
         watch.close()
@@ -126,7 +127,7 @@ def test_an_agent_that_is_connected_stays_however_long_it_hears_nothing(quick: N
     async def run() -> list[str]:
         link, left = _Link(), asyncio.Event()
         link.connected = True
-        watch = Absence(link, [FIRST], left.set)  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST], left.set)
         watch.leave_s = 0.0
         for _ in range(100):
             await asyncio.sleep(0)
