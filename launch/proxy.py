@@ -40,7 +40,7 @@ from ..protocol.types import node_address
 
 GATHER_S = 0.05  # what needs no answer soon waits for so long
 ANSWER_S = 10.0  # for the controller to take this proxy in
-AWAY_S = 5.0  # a controller that is replaced within this time is waited for, by the nodes as well
+AWAY_S = 3.5  # a controller that is replaced within this time is waited for, by the nodes as well
 _OF_NODES = (node_address(""), JOINING_FAMILY)
 _log = logging.getLogger(__name__)
 

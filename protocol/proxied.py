@@ -22,7 +22,7 @@ SIGN_OF_LIFE = HEAD  # to each node: a proxy is there
 SIGN_EVERY_S = 0.25  # to nodes, and to the controller
 SILENT_S = 1.0  # after so long without one a node looks for another way
 # For the nodes of a proxy that is silent: libzmq has given up its connection by then, and they have found another way.
-GRACE_S = 6.0
+GRACE_S = 7.0
 _OVERHEAD_BYTES = 64  # of a frame, and of a parcel beside its node's name
 _KEY_HEX = 64
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,17 @@ class _Link:
     def connect_to(self, endpoint: str) -> None:
         self.tried.append(endpoint)
         self.endpoint = endpoint
+        self.proxied = False
         if len(self.tried) == 1:
             raise ConfigurationError("not now")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look without a pause, and connect elsewhere after a long one."""
+    monkeypatch.setattr(absence, "LOOK_S", 0.0)
+    monkeypatch.setattr(absence, "CONNECT_AGAIN_S", 3600.0)
+    monkeypatch.setattr(absence, "NEXT_S", 3600.0)
 
 
 @pytest.fixture
@@ -161,3 +171,47 @@ def test_the_end_of_an_agent_is_read_by_the_launcher_that_started_it(tmp_path: P
     write_agent_end(tmp_path, AgentEnd(75, "gone"))
 
     assert read_agent_end(tmp_path) == AgentEnd(75, "gone")
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_proxy_that_falls_silent_is_left_at_once() -> None:
+    """Where a controller was, it is waited for: another one may take its port."""
+
+    async def tried(*, proxied: bool) -> list[str]:
+        link = _Link()
+        link.tried.append("")  # the first try of this link fails
+        link.proxied = proxied
+        watch = Absence(link, [SECOND], proxies=[FIRST])
+        await asyncio.sleep(0.3)
+        watch.close()
+        return link.tried[1:]
+
+    assert asyncio.run(tried(proxied=True)) == [SECOND]
+    assert asyncio.run(tried(proxied=False)) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_node_goes_to_its_proxy_once_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "RETURN_S", 0.01)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            port = gone.getsockname()[1]
+        proxy = f"tcp://127.0.0.1:{port}"
+        link = _Link()
+        link.connected, link.endpoint = True, SECOND
+        link.tried.append("")
+        watch = Absence(link, [SECOND], proxies=[proxy])
+        await asyncio.sleep(0.1)
+        assert link.endpoint == SECOND
+        with socket.create_server(("127.0.0.1", port)):
+            give_up_s = asyncio.get_running_loop().time() + 20
+            while link.endpoint != proxy:
+                assert asyncio.get_running_loop().time() < give_up_s
+                await asyncio.sleep(0.01)
+            link.proxied = True
+            await asyncio.sleep(0.05)
+        watch.close()
+        assert set(link.tried) == {"", proxy}
+
+    asyncio.run(run())
