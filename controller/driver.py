@@ -297,6 +297,7 @@ class Driver:
             term=self._journal.term,
             holding=self._liveness.holding(now),
             controllers=controllers,
+            proxies=self._wire.proxies(),
             failover_paused_until_s=paused_until_s,
             webhooks=self.webhooks(),
         )

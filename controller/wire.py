@@ -16,6 +16,7 @@ from ..protocol import codec
 from ..protocol import codec as frames
 from ..protocol.errors import ForeignVersion, MailboxFull, WireError
 from ..protocol.identities import OPERATOR_PREFIX
+from ..protocol.incidents import ProxyStatus
 from ..protocol.keys import ServerKeys
 from ..protocol.mailbox import Mailbox, SenderMemory, acknowledged_after
 from ..protocol.messages import (
@@ -303,6 +304,10 @@ class Wire:
 
         if self._proxied is not None:
             self._proxied.flush()
+
+    def proxies(self) -> tuple[ProxyStatus, ...]:
+        """Return which proxies speak for nodes."""
+        return () if self._proxied is None else self._proxied.proxies()
 
     def tolerates_silence(self, node: str) -> bool:
         """Say whether a node may be silent because the proxy is that it speaks through."""

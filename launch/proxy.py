@@ -184,7 +184,7 @@ class Proxy:
                 self._serve()
             if self._router is not None:
                 self._heard([])
-                for node in [each for each in self._nodes if each.startswith(_OF_NODES[0])]:
+                for node in list(self._nodes):
                     if not self._router.send(node, SIGN_OF_LIFE):
                         self._lost(node)
             await asyncio.sleep(SIGN_EVERY_S)
@@ -259,7 +259,7 @@ class Proxy:
         assert self._router is not None
         parcels = [Parcel(each.identity, each.data) for each in batch if each.identity.startswith(_OF_NODES)]
         new = [each for each in self._router.newcomers() if each.startswith(_OF_NODES)]
-        self._nodes.update(new, (parcel.node for parcel in parcels))
+        self._nodes.update(node for node in (*new, *(each.node for each in parcels)) if node.startswith(_OF_NODES[0]))
         self._leaving += [*(Parcel(node, b"") for node in new), *parcels]
         if new or any(has_numbers(parcel.data) for parcel in parcels):
             self._leave_within(0.0)

@@ -26,7 +26,7 @@ GRACE_S = 7.0
 _OVERHEAD_BYTES = 64  # of a frame, and of a parcel beside its node's name
 _KEY_HEX = 64
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-_Key = Annotated[str, msgspec.Meta(min_length=_KEY_HEX, max_length=_KEY_HEX, pattern="^[0-9a-f]+$")]
+_Key = Annotated[str, msgspec.Meta(max_length=_KEY_HEX, pattern=rf"^[0-9a-f]{{{_KEY_HEX}}}\Z")]
 _MOST = 65_536  # of anything in a frame
 
 

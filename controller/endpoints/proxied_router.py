@@ -7,17 +7,18 @@ that a node was heard on is the one by which it is answered. A proxy knows which
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
 from ...protocol.errors import MalformedMessage
 from ...protocol.identities import PROXY_FAMILY
+from ...protocol.incidents import ProxyStatus
 from ...protocol.keys import ServerKeys
 from ...protocol.messages import JOINING_FAMILY
 from ...protocol.nonblocking import RECEIVE_LIMIT, Received
 from ...protocol.proxied import GRACE_S, SILENT_S, FromProxy, Parcel, ToProxy, frame_of, said_in, together
-from ...protocol.transport import RouterSocket
+from ...protocol.transport import MAX_OF_FAMILIES, RouterSocket
 from ...protocol.types import node_address
 
 MOST_PROXIES = 1024  # connections of one key (`protocol/connection.py`)
@@ -50,6 +51,7 @@ class ProxiedRouter:
         self._listed = ListedKeys(Path(keys.clients), clock)
         self._proxies: dict[str, KnownProxy] = {}
         self._ways: dict[str, str] = {}  # a node's connection -> the proxy that it was heard through last
+        self._joining: deque[str] = deque()  # those of them that ask to join, in the order in which they came
         self._refused: Counter[str] = Counter()
 
     @property
@@ -68,12 +70,21 @@ class ProxiedRouter:
 
     def knows(self, identity: str) -> bool:
         """Say whether a client of that identity has connected, here or at a proxy."""
-        return identity in self._ways or self._router.knows(identity)
+        return self._ways.get(identity) in self._proxies or self._router.knows(identity)
+
+    def proxies(self) -> tuple[ProxyStatus, ...]:
+        """Return which proxies have spoken, but for those that went and have no node any more."""
+        self._forget_silent()
+        now = self._clock()
+        return tuple(
+            ProxyStatus(name.removeprefix(PROXY_FAMILY), len(each.nodes), now - each.heard_s)
+            for name, each in sorted(self._proxies.items())
+        )
 
     def tolerates_silence(self, identity: str) -> bool:
         """Say whether a node may be silent because its proxy is: it finds another way meanwhile."""
-        way = self._ways.get(identity)
-        return way is not None and SILENT_S < self._clock() - self._proxies[way].heard_s < GRACE_S
+        proxy = self._proxies.get(self._ways.get(identity, ""))
+        return proxy is not None and SILENT_S < self._clock() - proxy.heard_s < GRACE_S
 
     def receive(self, limit: int = RECEIVE_LIMIT) -> list[Received]:
         """Return what has arrived, without waiting: at most so many frames, those of a proxy with all that they hold.
@@ -92,10 +103,10 @@ class ProxiedRouter:
 
     def send(self, identity: str, data: bytes) -> bool:
         """Send to a client; to one behind a proxy with `flush`. False: it is not connected, or its queue is full."""
-        way = self._ways.get(identity)
-        if way is None:
+        proxy = self._proxies.get(self._ways.get(identity, ""))
+        if proxy is None:
             return self._router.send(identity, data)
-        self._proxies[way].leaving.append(Parcel(identity, data))
+        proxy.leaving.append(Parcel(identity, data))
         return True
 
     def flush(self) -> None:
@@ -142,9 +153,18 @@ class ProxiedRouter:
         if self._ways.get(parcel.node) != name:
             self._leave_way(parcel.node)
             self._ways[parcel.node] = name
-            proxy.nodes.add(parcel.node)
+            self._note(parcel.node, proxy)
         family = JOINING_FAMILY if parcel.node.startswith(JOINING_FAMILY) else parcel.node
         return Received(parcel.node, family, parcel.data) if parcel.data else None
+
+    def _note(self, node: str, proxy: KnownProxy) -> None:
+        """Note that a node is behind a proxy. One that asks to join has a connection for that alone, and leaves it."""
+        if not node.startswith(JOINING_FAMILY):
+            proxy.nodes.add(node)
+            return
+        self._joining.append(node)
+        if len(self._joining) > MAX_OF_FAMILIES:
+            self._leave_way(self._joining.popleft())
 
     def _forget_silent(self) -> None:
         """Forget proxies that went, and were not needed again."""
@@ -153,9 +173,9 @@ class ProxiedRouter:
                 del self._proxies[name]
 
     def _leave_way(self, node: str) -> None:
-        way = self._ways.pop(node, None)
-        if way is not None:
-            self._proxies[way].nodes.discard(node)
+        proxy = self._proxies.get(self._ways.pop(node, ""))
+        if proxy is not None:
+            proxy.nodes.discard(node)
 
     def _tell_keys(self, name: str, proxy: KnownProxy, listed: dict[str, str]) -> None:
         """Tell a proxy which keys are admitted, and which no longer, where it does not know; then nodes may come."""

@@ -82,7 +82,9 @@ def test_a_rank_recovers_through_a_proxy_and_another_one_when_that_was_killed(
     for step in (KILLED_AT, FOLLOWED_AT):
         job.gate(step).touch()
     job.start_machines(2)
-    ranks = job.held_at(KILLED_AT).ranks
+    status = job.held_at(KILLED_AT)
+    assert [(each.name, each.nodes) for each in status.proxies] == [("east", 2)]
+    ranks = status.ranks
     assert job.through_proxy() == 2, "an agent has not found the proxy"
     assert not job.at_controller()
     psutil.Process(ranks[1].pid).kill()

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from midstep.controller.endpoints import proxied_router
@@ -14,6 +15,7 @@ from midstep.controller.wire import Wire
 from midstep.protocol.codec import MAX_FRAME_BYTES
 from midstep.protocol.errors import MalformedMessage
 from midstep.protocol.identities import PROXY_FAMILY
+from midstep.protocol.incidents import ProxyStatus
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import JOINING_FAMILY
@@ -227,6 +229,37 @@ def test_the_silence_of_a_node_is_tolerated_while_its_proxy_is_silent_and_not_fo
     assert not rig.router.tolerates_silence(B)
     rig.now += GRACE_S
     assert not rig.router.tolerates_silence(A)
+
+
+def test_a_status_tells_how_many_nodes_each_proxy_has_and_how_long_it_is_silent(rig: Rig) -> None:
+    rig.hear(EAST, (A, b"1"))
+    rig.now += 2.0
+    rig.hear(WEST, (B, b"1"))
+    assert rig.router.proxies() == (ProxyStatus("east", 1, 2.0), ProxyStatus("west", 1, 0.0))
+    rig.hear_directly(A)
+    rig.now += GRACE_S
+    assert rig.router.proxies() == (ProxyStatus("west", 1, GRACE_S),)
+
+
+@pytest.mark.parametrize("key", ["a" * 63, "a" * 63 + "\n", "../" + "a" * 61, "A" * 64])
+def test_a_key_that_names_another_file_is_malformed(key: str) -> None:
+    with pytest.raises(MalformedMessage):
+        said_in(b"\xc1" + msgspec.msgpack.encode(((), {key: A}, False, False)), ToProxy)
+
+
+def test_connections_that_ask_to_join_are_no_nodes_and_are_forgotten_after_many(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxied_router, "MAX_OF_FAMILIES", 2)
+    joining = [f"{JOINING_FAMILY}{number}" for number in range(3)]
+    for each in joining:
+        rig.hear(EAST, (each, b"1"))
+    assert [rig.router.knows(each) for each in joining] == [False, True, True]
+    assert rig.router.proxies()[0].nodes == 0
+    rig.now += GRACE_S + 1
+    assert rig.router.proxies() == ()
+    assert not rig.router.knows(joining[2])
+    assert rig.router.send(joining[2], b"late")
 
 
 def test_proxies_that_went_make_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
