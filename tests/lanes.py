@@ -2,7 +2,7 @@
 
 A lane is a `make` target and the folders that it depends on (`tests/lanes.toml`). It passed with certain contents of
 these folders, which `.ci/passed.json` remembers as a hash; while the contents are the same, there is no need to run it
-again. If nothing but some of its test files differ, only these run.
+again. If nothing but some of its test files differ, only these run. Of a lane with parts one part runs.
 
     python -m tests.lanes              what has changed since it passed, as `.ci/run` does
     python -m tests.lanes ray soak     these, whole
@@ -35,6 +35,7 @@ TABLE = ROOT / "tests" / "lanes.toml"
 RECORD = ROOT / ".ci" / "passed.json"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 AGAIN = "--last-failed --last-failed-no-failures none"
+FILES_NAMED = 8  # in a line
 RUNS_REMEMBERED = 10  # a test that needs a second run twice in as many runs is broken
 _CLOSING = re.compile(r"^(=+ )?\d+ (passed|failed|skipped|error|deselected).* in [\d.]+s.*$")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -50,6 +51,7 @@ class Lane(NamedTuple):
     folders: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()  # folders with test files of its own, which can run one by one
     cut: tuple[str, ...] = ()  # test files that run always
+    parts: int = 1  # of its test files, of which a change runs one
     environment: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()  # that have to be on the path ...
     packages: tuple[str, ...] = ()  # ... and what Debian calls them
@@ -69,6 +71,7 @@ class Choice(NamedTuple):
     runs: bool
     reason: str
     files: tuple[str, ...] = ()
+    is_part: bool = False  # and so proves nothing of the rest
 
 
 def read_lanes(table: Path = TABLE) -> list[Lane]:
@@ -131,13 +134,27 @@ def choose(lane: Lane, present: Contents, passed: dict[str, Any] | None) -> Choi
     if passed is None:
         return Choice(True, "it is not on record that it passed")
     before = f"{passed['commit']}, with which it passed in {passed['minutes']} minutes"
-    if passed["contents"] != present.shared:
-        return Choice(True, f"what it depends on differs from {before}")
     changed = [name for name, digest in present.tests.items() if passed["tests"].get(name) != digest]
+    if passed["contents"] != present.shared:
+        reason = f"what it depends on differs from {before}"
+        if lane.parts == 1:
+            return Choice(True, reason)
+        number, part = part_of(lane, present)
+        files = tuple(dict.fromkeys((*lane.cut, *part, *changed)))
+        return Choice(True, f"part {number} of {lane.parts}, as {reason}", files, is_part=True)
     files = tuple(dict.fromkeys((*lane.cut, *changed)))
     if changed:
         return Choice(True, f"{len(changed)} of its test files differ from {before}", files)
     return Choice(bool(files), f"nothing that it depends on differs from {before}", files)
+
+
+def part_of(lane: Lane, present: Contents) -> tuple[int, list[str]]:
+    """Return the number of the part of a lane that runs with these contents, from 1, and its test files.
+
+    Any change chooses another one by chance, and CI, which cannot write down what it ran, the same one again.
+    """
+    number = int(present.shared, 16) % lane.parts
+    return number + 1, sorted(present.tests)[number :: lane.parts]
 
 
 class Record:
@@ -257,18 +274,23 @@ def run_lanes(lanes: list[Lane], chosen: Callable[[Lane, Contents], Choice], rec
             told.append(f"{lane.name}: skipped: {choice.reason}")
             say(told[-1])
             continue
-        say(f"{lane.name}: {', '.join(choice.files) or 'all of it'} runs: {choice.reason}")
+        say(f"{lane.name}: {named(choice.files)} runs: {choice.reason}")
         preparations.wait(lane)
         good = run_lane(lane, choice.files, record, commit)
         told.append(f"{lane.name}: {'passed' if good else 'FAILED'} in {_minutes(began_s):.1f} minutes")
         say(told[-1])
-        if good and contents(lane) == before[lane.name]:
+        if good and not choice.is_part and contents(lane) == before[lane.name]:
             record.passed(lane, before[lane.name], commit, _minutes(began_s))
         record.write()
         if not good and not go_on:
             break
     print("\n".join(["", "lanes of this run:", *told]), flush=True)
     return 1 if any("FAILED" in each for each in told) else 0
+
+
+def named(files: tuple[str, ...]) -> str:
+    """Return what a line says of the files of a choice."""
+    return "all of it" if not files else ", ".join(files) if len(files) <= FILES_NAMED else f"{len(files)} test files"
 
 
 def head() -> str:

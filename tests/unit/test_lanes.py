@@ -64,6 +64,37 @@ def test_a_change_of_what_a_lane_depends_on_runs_all_of_it(root: Path, record: R
     assert choice.files == ()
 
 
+def test_a_change_runs_one_part_of_a_lane_with_parts_and_every_file_is_in_one(root: Path, record: Record) -> None:
+    """Another change runs another part by chance. Test files that have changed run, too."""
+    lane = LANE._replace(parts=3)
+    files = [f"tests/ray/test_{letter}.py" for letter in "defghij"]
+    for name in files:
+        (root / name).write_text(name)
+    record.passed(lane, contents(lane, root), COMMIT, 30.0)
+    assert not chosen(root, record, lane).runs
+    found: dict[str, set[str]] = {}
+    for number in range(40):
+        (root / "product/a.py").write_text(str(number))
+        choice = chosen(root, record, lane)
+        assert choice.runs
+        assert choice.is_part
+        found[choice.reason.partition(" of ")[0]] = set(choice.files)
+    assert sorted(found) == ["part 1", "part 2", "part 3"]
+    assert sorted(name for part in found.values() for name in part) == files
+
+    absent = next(name for name in files if name not in choice.files)
+    (root / absent).write_text("changed")
+    assert absent in chosen(root, record, lane).files
+
+
+def test_a_part_that_has_passed_is_not_on_record_as_the_lane(make: "Makefile", tmp_path: Path) -> None:
+    record = Record(tmp_path / "passed.json")
+    part = Choice(True, "part 1 of 3", ("tests/ray/test_d.py",), is_part=True)
+    make.fails(0)
+    assert lanes.run_lanes([LANE], lambda *_: part, record, go_on=False) == 0
+    assert "ray" not in record.lanes
+
+
 def test_a_file_that_is_gone_is_a_change(root: Path, record: Record) -> None:
     (root / "product/part/b.py").unlink()
     assert chosen(root, record).runs
