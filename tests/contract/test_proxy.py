@@ -13,9 +13,10 @@ from midstep.controller.endpoints.proxied_router import ProxiedRouter
 from midstep.launch import proxy as launch_proxy
 from midstep.launch.job import let_nodes_join
 from midstep.launch.proxy import Proxy, ProxyOptions
+from midstep.protocol.identities import PROXY_FAMILY
 from midstep.protocol.keys import ClientKeys, JobKeys
 from midstep.protocol.link import first_listening
-from midstep.protocol.proxied import SIGN_OF_LIFE
+from midstep.protocol.proxied import SIGN_OF_LIFE, FromProxy, Parcel, frame_of
 from midstep.protocol.token import KeyPair, new_token, random_pair
 from midstep.protocol.transport import DealerSocket, Received, RouterSocket
 
@@ -205,6 +206,29 @@ def test_a_node_that_left_is_not_connected_any_more(tmp_path: Path) -> None:
             await rig.until(lambda: rig.router.knows(A))
             node.close()
             await rig.until(lambda: not rig.router.knows(A))
+
+    asyncio.run(scenario())
+
+
+def test_a_node_speaks_neither_for_another_one_nor_as_a_proxy(tmp_path: Path) -> None:
+    """Not at the proxy, and not at the controller."""
+
+    async def scenario() -> None:
+        async with running(tmp_path) as rig:
+            rig.admit(B)
+            await rig.until(lambda: B in _listed(tmp_path / "own"))
+            rig.node(B, rig.pairs[A]).send(b"I am b")
+            rig.node(A).send(b"I am a")
+            keys = rig.pairs[A]
+            server = rig.token.controller_keys("j").public
+            name = PROXY_FAMILY + "evil"
+            forger = DealerSocket(rig.endpoint, identity=name, curve=ClientKeys(name, keys.public, keys.secret, server))
+            rig.nodes.append(forger)
+            forger.attach(asyncio.get_running_loop(), lambda batch: None)
+            forger.send(frame_of(FromProxy((Parcel(B, b"I am b"),))))
+            await rig.until(lambda: rig.router.refused["identity does not match key"] > 0)
+            await rig.until(lambda: rig.has_heard(A, b"I am a"))
+            assert not rig.router.knows(B)
 
     asyncio.run(scenario())
 
