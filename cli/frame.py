@@ -9,10 +9,10 @@ import click
 
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.local_sockets import NoController
-from ..launch.reached_job import CONTROLLER_VARIABLE, HereJob, ReachedJob, what_became_of_it
+from ..launch.reached_job import HereJob, ReachedJob, what_became_of_it
 from ..protocol.discovery import endpoints
 from ..protocol.errors import MidstepError
-from ..protocol.token import TOKEN_FILE_VARIABLE
+from ..protocol.token import CONTROLLER_VARIABLE, TOKEN_FILE_VARIABLE
 
 METRICS_VARIABLE = "MIDSTEP_METRICS_LISTEN"
 METRICS_TOKEN_VARIABLE = "MIDSTEP_METRICS_TOKEN_FILE"

@@ -41,6 +41,7 @@ _PROXY = "proxy"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _DATA_LINK = "..data"
 _ROOT = 0
+CONTROLLER_VARIABLE = "MIDSTEP_CONTROLLER"  # HOST:PORT, for what looks at a job from another machine
 TOKEN_FILE_VARIABLE = "MIDSTEP_TOKEN_FILE"
 HOME_TOKEN = Path("~/.midstep/token")  # of the jobs on several machines of a user whose home they share
 KEY_BYTES = 32
