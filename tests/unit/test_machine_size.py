@@ -37,7 +37,8 @@ NOUNS = "protocol"
 # another agent now: 8.
 # Devices that are isolated for the next jobs: 14 lines (what was raised by the job itself, why a node at a start is not
 # used, the policy's key); files and names are none of the core.
-MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9515, 9
+# An event of which two detectors tell, or that two rules count: 9.
+MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9524, 9
 MOST_NOUN_FILES, MOST_NOUN_LINES = 14, 2904
 MOST_FILES_OF_A_KILL, MOST_FUNCTIONS_OF_A_KILL = 16, 110
 
