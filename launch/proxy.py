@@ -137,13 +137,17 @@ class Proxy:
         self._listed: set[str] | None = None  # keys of a list that is not whole yet
         self._here_s = 0.0  # when there was a connection last
         self._absent = asyncio.Event()
+        self._failure: OSError | None = None  # of the disk with the keys
         self._upstream = Upstream(options, self._said)
         self._absence = Absence(self._upstream, options.controllers, self._absent.set)
         self._absence.leave_s = options.leave_s
         self._answer_by_s = math.inf  # from the controller that was told of this proxy
 
     async def run(self, leaving: asyncio.Event) -> bool:
-        """Serve until `leaving` is set, or no controller was there for too long: False then."""
+        """Serve until `leaving` is set, or no controller was there for too long: False then.
+
+        Raises OSError when keys cannot be written, and MidstepError when no node can be heard any more.
+        """
         beating = self._loop.create_task(self._beat())
         waits = [self._loop.create_task(each.wait()) for each in (leaving, self._absent)]
         try:
@@ -167,6 +171,8 @@ class Proxy:
     async def _beat(self) -> None:
         """Give signs of life, and look whether there is a controller."""
         while True:
+            if self._failure is not None:
+                raise self._failure
             now = self._loop.time()
             if self._upstream.connected:
                 self._here_s = now
@@ -183,7 +189,7 @@ class Proxy:
             if self._may_serve and self._router is None:
                 self._serve()
             if self._router is not None:
-                self._heard([])
+                self._heard(self._router.receive())
                 for node in list(self._nodes):
                     if not self._router.send(node, SIGN_OF_LIFE):
                         self._lost(node)
@@ -201,8 +207,12 @@ class Proxy:
     # --- from the controller ------------------------------------------------------------------------------------
 
     def _said(self, said: ToProxy) -> None:
-        self._list(said)
         self._answer_by_s = math.inf
+        try:
+            self._list(said)
+        except OSError as error:
+            self._failure = error
+            return
         if said.serves:
             self._may_serve = True
         if self._router is None:

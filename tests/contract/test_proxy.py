@@ -233,6 +233,25 @@ def test_a_node_speaks_neither_for_another_one_nor_as_a_proxy(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+def test_a_proxy_whose_disk_takes_no_keys_ends_with_the_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        rig = Rig(tmp_path)
+        options = ProxyOptions("j", "east", rig.listen, (rig.endpoint,), rig.token, tmp_path / "own", 3600.0)
+        proxy = Proxy(options)
+        clients = tmp_path / "own" / "server" / "clients"
+        clients.rmdir()
+        clients.write_text("no folder")
+        task = asyncio.create_task(proxy.run(asyncio.Event()))
+        try:
+            await rig.until(task.done)
+            assert isinstance(task.exception(), OSError)
+            assert not rig.serves
+        finally:
+            rig.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_proxy_of_another_token_hears_nothing_and_serves_nobody(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as rig:
