@@ -3,7 +3,7 @@
 steps: whole jobs by turns. The script under torchrun, where it is a plain one, is what the others are divided by: under
 `midstep run` without copies in host memory, with one in every step, with as many as `auto` takes, and with a copy at a
 buddy. recovery: rank 1 is killed once, in a job with DDP and in one on a mesh of two rows, or of one with a copy at a
-buddy, by turns, where each rank holds as much.
+buddy, by turns, where each rank holds as much (`--same rank`), or both train the same model (`--same model`).
 
 Copying is beside the step on another core: a machine without an idle core does not hide it.
 """
@@ -38,11 +38,13 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(folder: Path, policy: dict[str, Any] | None, ranks: int, steps: int, killed: int, mesh: str, size: str) -> Path:
+def run(
+    folder: Path, policy: dict[str, Any] | None, ranks: int, steps: int, killed: int, mesh: str, size_bytes: int
+) -> Path:
     """Run one job; return where its notes are. No policy: under torchrun. Raises JobFailed."""
     notes = folder / "notes"
     notes.mkdir()
-    arguments = [str(notes), str(steps), str(killed), mesh, str(SIZES[size])]
+    arguments = [str(notes), str(steps), str(killed), mesh, str(size_bytes)]
     if policy is None:
         launching.torchrun(SCRIPT, arguments, ranks=ranks, max_restarts=0, limit_s=LIMIT_S)
         return notes
@@ -64,15 +66,15 @@ def step_s(policy: dict[str, Any] | None, mesh: str, size: str, steps: int) -> f
     """Return the median step time of a job to which nothing happens."""
     ranks = ranks_of(mesh)
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
-        notes = run(Path(name), policy, ranks, steps + WARM_UP_STEPS, NO_RANK, mesh, size)
+        notes = run(Path(name), policy, ranks, steps + WARM_UP_STEPS, NO_RANK, mesh, SIZES[size])
         return records.median_step_s(notes, ranks)
 
 
-def recovery(mesh: str, ranks: int, size: str, depth: str) -> records.Recovery:
-    """Return the recovery of a job that loses rank 1 once."""
+def recovery(mesh: str, ranks: int, size_bytes: int, depth: str) -> records.Recovery:
+    """Return the recovery of a job that loses rank 1 once, where each rank holds so many bytes."""
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
         policy = {"standby": {"depth": depth}, "replica": "buddy"}  # on one dimension no other rank has the pieces
-        notes = run(Path(name), policy, ranks, STEPS_OF_RECOVERY, KILLED_STEP, mesh, size)
+        notes = run(Path(name), policy, ranks, STEPS_OF_RECOVERY, KILLED_STEP, mesh, size_bytes)
         return records.recovery(notes, ranks, KILLED_STEP)
 
 
@@ -109,15 +111,17 @@ def steps_of(mesh: str, size: str, repeat: int, steps: int) -> dict[str, Any]:
     }
 
 
-def recoveries_of(mesh: str, size: str, repeat: int, depth: str) -> dict[str, Any]:
+def recoveries_of(mesh: str, size: str, repeat: int, depth: str, *, same_model: bool) -> dict[str, Any]:
     """Measure recoveries; return medians in seconds, and the ratio to DDP's, turn by turn."""
-    ranks = ranks_of(mesh)
-    kinds = {name: _once(recovery, name, ranks, size, depth) for name in (DDP, mesh)}
+    ranks, columns = ranks_of(mesh), int(mesh.rsplit("x", maxsplit=1)[-1])
+    held = {DDP: SIZES[size] * (columns if same_model else 1), mesh: SIZES[size]}
+    kinds = {name: _once(recovery, name, ranks, size_bytes, depth) for name, size_bytes in held.items()}
     found, foreign = by_turns(kinds, repeat)
     times = {name: [each.recovery_s for each in values] for name, values in found.items()}
     return {
         "mesh": mesh,
         "size": size,
+        "same_model": same_model,
         "foreign_cores": foreign,
         "recovery_s": {name: figures.spread(values) for name, values in times.items()},
         "excess_s": {name: figures.spread([each.excess_s for each in values]) for name, values in found.items()},
@@ -159,11 +163,22 @@ def shown(result: dict[str, Any]) -> Table:
     show_default=True,
     help="`standby.depth` (recovery). With `auto` the job is too short for a process that is built ahead.",
 )
+@click.option(
+    "--same",
+    type=click.Choice(["rank", "model"]),
+    default="rank",
+    show_default=True,
+    help="Equal in both jobs of a recovery: what a rank holds, or the model, of which DDP holds all in each rank.",
+)
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write the figures here.")
-def main(what: str, mesh: str, repeat: int, steps: int, size: str, depth: str, path: Path | None) -> None:
+def main(what: str, mesh: str, repeat: int, steps: int, size: str, depth: str, same: str, path: Path | None) -> None:
     """Measure, print, and write."""
     launching.end_jobs_on_sigterm()
-    result = steps_of(mesh, size, repeat, steps) if what == "steps" else recoveries_of(mesh, size, repeat, depth)
+    result = (
+        steps_of(mesh, size, repeat, steps)
+        if what == "steps"
+        else recoveries_of(mesh, size, repeat, depth, same_model=same == "model")
+    )
     if path is not None:
         path.write_text(json.dumps({"machine": figures.machine(), **result}, indent=1))
     Console().print(shown(result))
