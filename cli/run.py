@@ -169,6 +169,7 @@ def command(
     if pods != PodFlags() and platform != PlatformName.KUBERNETES:
         raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
     if platform != PlatformName.LOCAL:
+        _refuse_proxies(proxies)
         sys.exit(_run_elsewhere(start, platform, pods, token_file, quiet=how["quiet"]))
     flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
     sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain, proxies=proxies), how, page=page))
@@ -192,6 +193,7 @@ def _run(
     alone = token is None and meetings.meets_itself(flags, start.nodes)
     where = None if alone else meetings.meeting(flags, meetings.launched(os.environ))
     if where is None:
+        _refuse_proxies(wishes.proxies)
         job = create_job(start)
         with page_beside(job.job_directory, page):
             return run_job(job, **how)
@@ -216,6 +218,12 @@ def _run_elsewhere(start: Start, platform: str, pods: PodFlags, token_file: Path
     if token_file is not None:
         raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
     return run_on_ray(start, quiet=quiet)
+
+
+def _refuse_proxies(proxies: tuple[str, ...]) -> None:
+    """Refuse proxies where no machine joins by itself. Raises ConfigurationError."""
+    if proxies:
+        raise ConfigurationError("--proxy is for machines that join a job: it needs --rdzv-endpoint or --master-addr.")
 
 
 def _refuse_local(torchrun: dict[str, Any], output: dict[str, Any], platform: str, page: str | None) -> None:
