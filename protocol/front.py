@@ -223,6 +223,7 @@ class Front:
                 connection.initiate(time.monotonic())
                 self._watch(connection)
             except OSError:
+                self._turn = None  # here: each of hundreds that are gone would ask for the next one inside the last
                 self._drop(connection)
 
     def _answered(self, connection: Connection, admitted: bool) -> None:
