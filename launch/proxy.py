@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -118,6 +118,63 @@ class Upstream:
                 self.listed, self.turned_away = body.endpoints, body.leads
 
 
+class GatheredFrames:
+    """Holds frames of nodes until they leave: at once what waits for an answer, and the rest after `GATHER_S` with it.
+
+    Belongs to the running loop. What `say` cannot send is lost, and repeated by its node.
+    """
+
+    def __init__(self, say: Callable[[FromProxy], object]) -> None:
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._parcels: list[Parcel] = []
+        self._gone: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, parcels: Sequence[Parcel]) -> None:
+        """Take in what nodes have said, and which have just connected."""
+        self._parcels += parcels
+        if any(not parcel.data or has_numbers(parcel.data) for parcel in parcels):
+            self._leave_within(0.0)
+        elif parcels:
+            self._leave_within(GATHER_S)
+
+    def lost(self, node: str) -> None:
+        """Note that the connection of a node is not there."""
+        self._gone.append(node)
+
+    def begin(self, nodes: Iterable[str]) -> None:
+        """Have these nodes known, in place of what there was for another controller."""
+        self._parcels = [Parcel(node, b"") for node in nodes]
+
+    def leave(self) -> None:
+        """Send what there is; nothing is a sign of life."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        leaving, self._parcels = self._parcels, []
+        gone, self._gone = tuple(self._gone), []
+        for parcels in together(leaving) if leaving else [()]:
+            self._say(FromProxy(parcels, gone))
+            gone = ()
+
+    def clear(self) -> None:
+        """Forget all that there is. Idempotent."""
+        self._parcels.clear()
+        self._gone.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _leave_within(self, within_s: float) -> None:
+        at_s = self._loop.time() + within_s
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self.leave)
+
+
 class Proxy:
     """Carries frames between nodes and the controller. Construct it in the running loop; `run` until it is to end."""
 
@@ -128,9 +185,7 @@ class Proxy:
         self._loop = asyncio.get_running_loop()
         self._router: RouterSocket | None = None
         self._nodes: set[str] = set()  # connections that are believed to be there
-        self._gone: list[str] = []
-        self._leaving: list[Parcel] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._gathering = GatheredFrames(self._say)
         self._known = False  # to the controller, on this connection
         self._may_serve = False  # the keys of nodes are known
         self._complaint = ""
@@ -164,8 +219,7 @@ class Proxy:
     def _close(self) -> None:
         self._stop_serving("this proxy ends")
         self._absence.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._gathering.clear()
         self._upstream.close()
 
     async def _beat(self) -> None:
@@ -178,9 +232,9 @@ class Proxy:
                 self._here_s = now
                 if not self._known:
                     self._known = self._upstream.say(FromProxy(begins=True))
-                    self._leaving = [Parcel(node, b"") for node in sorted(self._nodes)]
+                    self._gathering.begin(sorted(self._nodes))
                     self._answer_by_s = now + ANSWER_S
-                self._leave()
+                self._gathering.leave()
                 self._warn_of_silence(now)
             else:
                 self._known = False
@@ -260,8 +314,7 @@ class Proxy:
         self._router.close()
         self._router = None
         self._nodes.clear()
-        self._gone.clear()
-        self._leaving.clear()
+        self._gathering.clear()
 
     # --- from nodes ---------------------------------------------------------------------------------------------
 
@@ -270,36 +323,14 @@ class Proxy:
         parcels = [Parcel(each.identity, each.data) for each in batch if each.identity.startswith(_OF_NODES)]
         new = [each for each in self._router.newcomers() if each.startswith(_OF_NODES)]
         self._nodes.update(node for node in (*new, *(each.node for each in parcels)) if node.startswith(_OF_NODES[0]))
-        self._leaving += [*(Parcel(node, b"") for node in new), *parcels]
-        if new or any(has_numbers(parcel.data) for parcel in parcels):
-            self._leave_within(0.0)
-        elif parcels:
-            self._leave_within(GATHER_S)
+        self._gathering.add([*(Parcel(node, b"") for node in new), *parcels])
 
     def _lost(self, node: str) -> None:
         self._nodes.discard(node)
-        self._gone.append(node)
+        self._gathering.lost(node)
 
-    def _leave_within(self, within_s: float) -> None:
-        at_s = self._loop.time() + within_s
-        if self._timer is not None:
-            if self._timer.when() <= at_s:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at_s, self._leave)
-
-    def _leave(self) -> None:
-        """Send what there is; nothing is a sign of life. What cannot be sent is lost, and repeated by its node."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        leaving, self._leaving = self._leaving, []
-        gone, self._gone = tuple(self._gone), []
-        if not self._known:
-            return
-        for parcels in together(leaving) if leaving else [()]:
-            self._upstream.say(FromProxy(parcels, gone))
-            gone = ()
+    def _say(self, said: FromProxy) -> bool:
+        return self._known and self._upstream.say(said)
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
