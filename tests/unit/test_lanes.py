@@ -87,6 +87,11 @@ def test_a_change_runs_one_part_of_a_lane_with_parts_and_every_file_is_in_one(ro
     assert absent in chosen(root, record, lane).files
 
 
+def test_in_how_many_parts_a_lane_runs_is_no_change_of_it(root: Path, record: Record) -> None:
+    assert not chosen(root, record, LANE._replace(parts=3)).runs
+    assert chosen(root, record, LANE._replace(environment=(("A", "1"),))).runs
+
+
 def test_a_part_that_has_passed_is_not_on_record_as_the_lane(make: "Makefile", tmp_path: Path) -> None:
     record = Record(tmp_path / "passed.json")
     part = Choice(True, "part 1 of 3", ("tests/ray/test_d.py",), is_part=True)
