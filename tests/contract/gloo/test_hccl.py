@@ -120,9 +120,9 @@ def join_a_busy_device(rank: Rank) -> None:
     assert isinstance(maker, DeviceMaker)
 
     def be_started() -> None:
-        os.environ |= {INCARNATION: "2", STARTED_S: str(time.monotonic())}
         maker.calls.HELD_S = BUSY_S  # this process ends with the test
         maker.hold_device(BUSY_S)
+        os.environ |= {INCARNATION: "2", STARTED_S: str(time.monotonic())}  # the process before had ended by then
 
     join_late(rank, be_started)
 
