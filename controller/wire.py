@@ -41,6 +41,7 @@ FRAMES_AT_ONCE = 16
 READ_FIRST_S = 1.0  # for so long nothing is sent again while something is to be read
 MOST_FOREIGN = 1024  # connections of another version that are logged once each
 UNCONFIRMED_LIMIT = 10_000  # messages taken in and not yet durable; more are dropped and come again
+UNCONFIRMED_PER_RANK = 2  # a job starts with a word of each rank's process and one of its node: all may come at once
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Wire:
         self._mailbox = mailbox
         self._routes = routes
         self._world_size = world_size
-        self._unconfirmed = 0
+        self._unconfirmed, self._most_unconfirmed = 0, max(UNCONFIRMED_LIMIT, UNCONFIRMED_PER_RANK * world_size)
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._leaving: dict[str, list[bytes]] = {}  # what this turn has for each connection
         self._orders = RankOrders(routes)  # what it has for ranks, not in a message yet
@@ -174,7 +175,7 @@ class Wire:
         if reason is not None:
             self.refuse(reason, connection)
             return None
-        if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NEVER_JOURNALED):
+        if self._unconfirmed >= self._most_unconfirmed and not isinstance(envelope.body, NEVER_JOURNALED):
             self.refuse("the journal is behind", connection)  # not taken, so its sender sends it again
             return None
         taken = self._mailbox.take(envelope, now)
