@@ -39,10 +39,7 @@ FIRST_PID = 1000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """The settings that the played nodes of one process share. `nodes`: their names; `proxies`: of those before them.
-
-    Without proxies each node has its own connection to the controller.
-    """
+    """The settings that the played nodes of one process share. `nodes`: their names."""
 
     job: str
     world_size: int
@@ -51,7 +48,6 @@ class Setting(msgspec.Struct, frozen=True):
     endpoint: str
     keys: str
     nodes: tuple[str, ...]
-    proxies: tuple[str, ...] = ()
 
 
 class PlayedRank:
