@@ -141,8 +141,11 @@ def _ratios(values: list[float], base: list[float]) -> dict[str, float]:
 def shown(result: dict[str, Any]) -> Table:
     """Return the figures as a table."""
     what = "recovery_s" if "recovery_s" in result else "step_s"
+    also = " of it, DDP of the same model" if result.get("same_model") else ""
     unit = ", s" if what == "recovery_s" else ", ms"
-    table = Table("", what.removesuffix("_s") + unit, "ratio", title=f"mesh {result['mesh']}, {result['size']}B a rank")
+    table = Table(
+        "", what.removesuffix("_s") + unit, "ratio", title=f"mesh {result['mesh']}, {result['size']}B a rank{also}"
+    )
     for name, values in result[what].items():
         factor = 1 if what == "recovery_s" else 1000
         table.add_row(name, figures.text(values, factor), figures.text(result["ratio"][name], digits=3))
