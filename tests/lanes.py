@@ -2,7 +2,7 @@
 
 A lane is a `make` target and the folders that it depends on (`tests/lanes.toml`). It passed with certain contents of
 these folders, which `.ci/passed.json` remembers as a hash; while the contents are the same, there is no need to run it
-again. If nothing but some of its test files differ, only these run. Of a lane with parts one part runs.
+again. If nothing but some of its test files differ, only these run. If more differs, a lane that has parts runs one.
 
     python -m tests.lanes              what has changed since it passed, as `.ci/run` does
     python -m tests.lanes ray soak     these, whole
@@ -112,7 +112,7 @@ def contents(lane: Lane, root: Path = ROOT) -> Contents:
 
 def _entry(lane: Lane) -> str:
     """Return what the table says of a lane; how much of it a change runs is no matter of what has passed."""
-    fields = lane._asdict()
+    fields = lane._asdict()  # written as `repr` has them: hashes that are on record stay what they are
     del fields["parts"]
     return f"Lane({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
