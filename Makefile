@@ -21,12 +21,12 @@ ON_DEVICES := tests/cann/test_device.py tests/contract/devices
 # Test files that are named, of which none belongs to the suite: nothing to run is no failure.
 NONE := || [ $$? -eq 5 -a -n "$(FILES)" ]
 # The tests of `make test`; each of the other suites has a folder of its own, or a mark.
-QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not accelerate and not slurm and not prometheus and not page and not mindspeed
+QUICK := not soak and not machines and not etcd and not kubernetes and not mindspore and not cann and not ray and not torchtitan and not accelerate and not slurm and not prometheus and not page and not mindspeed and not mindcluster
 DECISIONS := tests/unit tests/typing tests/simulation tests/exploration tests/mutants
 # Other seeds with each change of the controller.
 SEEDS ?= $(shell printf %d 0x$$(git rev-parse --short=7 HEAD:controller 2>/dev/null || echo f4240)):1000000000
 SUITES := unit contract chaos soak devices campaign attack prove mutants etcd prometheus page machines slurm mindspore \
-	cann cann-releases versions ray torchtitan accelerate mindspeed \
+	cann cann-releases versions ray torchtitan accelerate mindspeed mindcluster \
 	kubernetes cuda nightly-fsdp nightly-kubernetes nightly-machines nightly-megatron
 
 .PHONY: demo test lint ci-all bench peers docs clean pytest style types imports $(addprefix suite-,$(SUITES))
@@ -159,6 +159,10 @@ suite-mindspore:
 # MindSpeed-LLM's own program, where checkouts are named (tests/mindspeed/test_pretrain.py): 6 GB.
 suite-mindspeed:
 	$$($(BIN)/python -m tests.mindspeed.environment)/python -m pytest $(or $(FILES),tests/mindspeed) $(TESTS)
+
+# A job beside MindCluster's own ClusterD, over a real API server, where its program and a checkout are named: root.
+suite-mindcluster:
+	$(PYTEST) --durations=0 --durations-min=5 $(or $(FILES),tests/mindcluster) $(TESTS)
 
 # The contracts and jobs on torch-npu's own wheel, over a CANN of ours, which is built by c++: 150 MB. A real NPU is not needed, and not used.
 # What is about one device runs with 2.7.1 and 2.6.0 as well, each with its torch: 6 GB. CANN=2.7.1 for one other release.

@@ -17,12 +17,20 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from ..protocol.messages import FaultReported, NewcomerWaiting, NodeHeartbeat
-from ..protocol.types import WATCHED, Activity, FaultKind, FaultReport, JobSettings, RankProgress, node_address
+from ..protocol.types import (
+    WATCHED,
+    Activity,
+    FaultKind,
+    FaultReport,
+    JobSettings,
+    RankProgress,
+    first_step_s,
+    node_address,
+)
 from .ranks import RankHost
 
 TICK_S = 0.1
 LEAST_TICK_S = 0.01
-FIRST_STEP_FACTOR, FIRST_STEP_GRACE_S = 10.0, 30.0  # of the first step after a recovery, as the controller has it
 LAG_S = 0.05  # a loop that is later than this did not run
 _Post = Callable[..., object]
 # A process that is traced is stopped for a moment at each system call, and makes progress all the same.
@@ -249,7 +257,7 @@ class StallClock:
         age_s = progress.step_age_s - history.excused_s
         limit_s = max(progress.allowed_s, most_allowed_s) if progress.allowed_s else self._by_policy_s(progress)
         if not history.steps_seen:
-            limit_s = max(limit_s, FIRST_STEP_FACTOR * progress.median_step_s + FIRST_STEP_GRACE_S)
+            limit_s = max(limit_s, first_step_s(progress.median_step_s))
         history.due_s = limit_s * 2**history.reports - age_s
         if history.steps_seen and is_felt and progress.rest_s > history.rest_due_s:
             history.rest_due_s = 2 * progress.rest_s

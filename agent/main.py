@@ -81,7 +81,8 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """Options of an agent. `host`: the address under which other nodes reach this one's store.
 
     `session`: a number above those of all agents of this name before. `endpoints`: of controllers, for a node that has
-    joined by itself; it belongs to no launcher that ends it. `program`, `log_directory`: of this machine.
+    joined by itself; it belongs to no launcher that ends it. `proxies`: are tried before those. `program`,
+    `log_directory`: of this machine.
     """
 
     job: str
@@ -94,6 +95,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     life_fd: int | None = None
     session: int = 0
     endpoints: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()
     program: OwnProgram | None = None
     log_directory: str | None = None
     outlived: bool = False  # by the controller, when its launcher ends: it says then that the node is lost
@@ -137,7 +139,9 @@ class Agent:
             on_foreign=self._misunderstand,
             lookup=(lambda: None) if options.endpoints else partial(read_endpoint, self._folder.parent),
         )
-        self._absence = Absence(self._link, options.endpoints, self._give_up) if options.endpoints else None
+        self._absence = None
+        if options.endpoints:
+            self._absence = Absence(self._link, options.endpoints, self._give_up, proxies=options.proxies)
         self._has_met_one = False  # a controller
         self._ranks = RankHost(options.node, router.endpoint, self._pool, post=self._say)
         self._relay = Relay(

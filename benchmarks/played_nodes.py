@@ -1,19 +1,24 @@
 """Nodes of a job as its controller sees them: one connection each, and ranks that answer every order at once.
 
+A node behind a proxy has the same link, and no connection of its own (`played_proxy.py`).
+
 Sockets, keys, envelopes, numbers and acknowledgements are the product's own, through the agents' own link. Only what
 they say is played (`played_rank.py`), and how ranks and agent hear each other inside a node: what is said to the
 controller is the same, and the cores that it shares with these nodes have less to do. Many live in one process.
 """
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
+from played_proxy import PlayedProxy
 from played_rank import PlayedRank, Setting, answers_of
 
+from midstep.protocol.identities import PROXY_FAMILY
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
@@ -43,6 +48,7 @@ from midstep.protocol.types import (
 SIGKILL = -9
 SOCKETS_EACH = 4
 TELL_EVERY_S = 0.05
+BEAT = "beat"  # beside the kinds of orders in what was seen, of generation 0
 
 
 class KillRank(msgspec.Struct, frozen=True, tag=True):
@@ -77,7 +83,7 @@ Seen = dict[tuple[str, int], Arrivals]
 class PlayedNode:
     """The agent of a node, with the real link to the controller."""
 
-    def __init__(self, name: str, setting: Setting, context: Context, saw: Callable[[str, int], None]) -> None:
+    def __init__(self, name: str, setting: Setting, socket: DealerSocket, saw: Callable[[str, int], None]) -> None:
         address = node_address(name)
         self.name = name
         self._saw = saw
@@ -88,12 +94,7 @@ class PlayedNode:
         self._started: list[PlayedRank] = []  # and have not joined yet
         self._link = ControllerLink(
             mailbox,
-            DealerSocket(
-                _from_own_address(name, setting.endpoint),
-                identity=address,
-                curve=JobKeys.load_client(setting.keys, address),
-                context=context,
-            ),
+            socket,
             on_command=self._obey,
             on_new_controller=lambda: None,  # there is one, which hears of the node at its start
         )
@@ -154,6 +155,21 @@ class PlayedNode:
                 self._link.post(ProgressReported(self.name, probe, time.time(), self._clocks()))
 
 
+def connections(setting: Setting) -> Iterator[DealerSocket]:
+    """Yield a socket for each node, in their order: of its own, or to one of the proxies by turns."""
+    if setting.proxies:
+        keys = JobKeys.load_client(setting.keys, PROXY_FAMILY)
+        proxies = itertools.cycle([PlayedProxy(name, setting.endpoint, keys) for name in setting.proxies])
+        yield from (next(proxies).connection(node_address(name)) for name in setting.nodes)
+        return
+    context = Context()
+    context.set(zmq.MAX_SOCKETS, SOCKETS_EACH * len(setting.nodes) + SOCKETS_EACH)
+    for name in setting.nodes:
+        address = node_address(name)
+        endpoint, curve = _from_own_address(name, setting.endpoint), JobKeys.load_client(setting.keys, address)
+        yield DealerSocket(endpoint, identity=address, curve=curve, context=context)
+
+
 def _from_own_address(name: str, endpoint: str) -> str:
     """Return an endpoint that is connected to from another loopback address for each node, as machines have them."""
     number = int(name.removeprefix("node"))
@@ -167,9 +183,8 @@ class _Nodes:
         self._orders, self._heartbeat_s = orders, setting.heartbeat_s
         self._seen: Seen = {}
         self._told = True
-        context = Context()
-        context.set(zmq.MAX_SOCKETS, SOCKETS_EACH * len(setting.nodes) + SOCKETS_EACH)
-        self._nodes = {name: PlayedNode(name, setting, context, self._saw) for name in setting.nodes}
+        sockets = zip(setting.nodes, connections(setting), strict=True)
+        self._nodes = {name: PlayedNode(name, setting, socket, self._saw) for name, socket in sockets}
         self._ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(orders.fileno(), self._obey)
 
@@ -202,6 +217,7 @@ class _Nodes:
             began_s = time.monotonic()
             for done, node in enumerate(nodes, start=1):
                 node.beat()
+                self._saw(BEAT, 0)
                 early_s = began_s + self._heartbeat_s * done / len(nodes) - time.monotonic()
                 if early_s > 0.005:  # not for each of many
                     await asyncio.sleep(early_s)

@@ -39,7 +39,10 @@ FIRST_PID = 1000
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """The settings that the played nodes of one process share. `nodes`: their names."""
+    """The settings that the played nodes of one process share. `nodes`: their names; `proxies`: of those before them.
+
+    Without proxies each node has its own connection to the controller.
+    """
 
     job: str
     world_size: int
@@ -48,6 +51,7 @@ class Setting(msgspec.Struct, frozen=True):
     endpoint: str
     keys: str
     nodes: tuple[str, ...]
+    proxies: tuple[str, ...] = ()
 
 
 class PlayedRank:

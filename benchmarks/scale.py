@@ -2,6 +2,8 @@
 
 The controller is `midstep controller`, in a process of its own. The nodes are played, 8 ranks each, in two more
 processes: each node has its own connection, key and address, sends its heartbeats, and answers for its ranks at once.
+With --proxies the nodes of each process are behind so many proxies, half of them in each: a proxy has one connection,
+and hands on what the nodes say as `midstep proxy` does. What nodes and proxies would say to each other is left out.
 After some seconds of heartbeats alone one rank is lost; then one node; then every twelfth node at the same time.
 All ranks that are left report a broken collective each time. Times are from the loss until the last rank has the order,
 on the machine's one clock. The nodes use the same cores as the controller: what they take is in the times, and not in
@@ -27,7 +29,7 @@ import click
 import figures
 import msgspec
 import psutil
-from played_nodes import Arrivals, End, KillRank, Order, PowerOff, Seen, live
+from played_nodes import BEAT, Arrivals, End, KillRank, Order, PowerOff, Seen, live
 from played_rank import Setting
 
 from midstep.benchmarks.turns import patient_policy
@@ -36,6 +38,7 @@ from midstep.controller.journal.sqlite_store import found_journal
 from midstep.policies.rules import job_settings
 from midstep.policies.schema import default_policy
 from midstep.protocol.discovery import read_endpoint
+from midstep.protocol.identities import PROXY_FAMILY
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox
@@ -65,14 +68,14 @@ class Lost(msgspec.Struct, frozen=True):
 class Controller:
     """The real one, in a process of its own, and the directories of its job."""
 
-    def __init__(self, root: Path, nodes: int, spares: int) -> None:
+    def __init__(self, root: Path, nodes: int, spares: int, *, proxies: bool) -> None:
         self.job_directory, self.run_directory = root / "job", root / "run"
         self.job_directory.mkdir()
         self.run_directory.mkdir(mode=0o700)
         self.keys = self.run_directory / "keys"
         self.nodes = tuple(f"node{number}" for number in range(nodes + spares))
-        JobKeys.create(self.keys, [PLATFORM, *map(node_address, self.nodes)])
-        directory, policy = str(self.job_directory), patient_policy()
+        JobKeys.create(self.keys, [PLATFORM, *map(node_address, self.nodes), *[PROXY_FAMILY] * proxies])
+        directory, policy = str(self.job_directory), patient_policy(proxies=proxies)
         spec = JobSpec(
             JOB, ("t.py",), False, False, {}, directory, directory, nodes * RANKS_PER_NODE, RANKS_PER_NODE, nodes,
             spares, 0, job_settings(policy, directory),
@@ -118,7 +121,8 @@ class Nodes:
         self._processes = []
         for number in range(PROCESSES):
             ours, theirs = context.Pipe()
-            own = msgspec.structs.replace(setting, nodes=setting.nodes[number::PROCESSES])
+            shares = {kind: getattr(setting, kind)[number::PROCESSES] for kind in ("nodes", "proxies")}
+            own = msgspec.structs.replace(setting, **shares)
             self._processes.append(context.Process(target=live, args=(own, theirs), daemon=True))
             self._pipes.append(ours)
             self._seen.append({})
@@ -166,6 +170,11 @@ class Job:
         self._lost_nodes = self._lost_ranks = 0
         self._generation = 0
 
+    @property
+    def beats(self) -> int:
+        """Return how many heartbeats the nodes have sent so far."""
+        return int(self._nodes.arrivals(BEAT).get(0, Arrivals()).count)
+
     async def started(self) -> None:
         """Wait until all ranks train."""
         await self._resumed()
@@ -210,10 +219,10 @@ class Job:
 
 
 @contextlib.asynccontextmanager
-async def running(root: Path, nodes: int, spares: int) -> AsyncIterator[Job]:
-    """Have a job of so many nodes."""
+async def running(root: Path, nodes: int, spares: int, proxies: int) -> AsyncIterator[Job]:
+    """Have a job of so many nodes, behind so many proxies."""
     with contextlib.ExitStack() as stack:
-        controller = Controller(root, nodes, spares)
+        controller = Controller(root, nodes, spares, proxies=proxies > 0)
         stack.callback(controller.close)
         endpoint = await controller.endpoint()
         platform = ControllerLink(
@@ -225,30 +234,34 @@ async def running(root: Path, nodes: int, spares: int) -> AsyncIterator[Job]:
         stack.callback(platform.close)
         platform.post(PlatformJoined(False, False, controller.nodes))
         size = nodes * RANKS_PER_NODE
-        setting = Setting(JOB, size, RANKS_PER_NODE, HEARTBEAT_S, endpoint, str(controller.keys), controller.nodes)
+        names = tuple(f"proxy{number}" for number in range(proxies))
+        keys = str(controller.keys)
+        setting = Setting(JOB, size, RANKS_PER_NODE, HEARTBEAT_S, endpoint, keys, controller.nodes, names)
         played = Nodes(setting)
         stack.callback(played.close)
         yield Job(controller, played, platform, size)
 
 
-async def measure(root: Path, ranks: int, idle_s: float, repeat: int) -> dict[str, Any]:
+async def measure(root: Path, ranks: int, proxies: int, idle_s: float, repeat: int) -> dict[str, Any]:
     """Measure one size, rounded up to whole nodes."""
     nodes = -(-ranks // RANKS_PER_NODE)
     many = max(2, nodes // SHARE_LOST)
-    async with running(root, nodes, spares=many + 2 * repeat) as job:
+    async with running(root, nodes, many + 2 * repeat, proxies) as job:
         began_s = time.monotonic()
         await job.started()
         start_s = time.monotonic() - began_s
         await asyncio.sleep(2.0)
-        cpu_s, began_s = job.controller.cpu_s, time.monotonic()
+        cpu_s, beats, began_s = job.controller.cpu_s, job.beats, time.monotonic()
         await asyncio.sleep(idle_s)
-        busy = (job.controller.cpu_s - cpu_s) / (time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        busy, beats_per_s = (job.controller.cpu_s - cpu_s) / took_s, (job.beats - beats) / took_s
         row = {
-            "ranks": job.size, "nodes": nodes, "start_s": start_s, "start_cpu_s": cpu_s, "busy_cores": busy,
-            "memory_bytes": job.controller.memory_bytes,
+            "ranks": job.size, "nodes": nodes, "proxies": proxies, "start_s": start_s, "start_cpu_s": cpu_s,
+            "busy_cores": busy, "beats_per_s": beats_per_s, "memory_bytes": job.controller.memory_bytes,
         }  # fmt: skip
         print(
-            f"{job.size} ranks, {nodes} nodes: all train after {start_s:.1f} s; heartbeats take {busy:.2f} of a core; "
+            f"{job.size} ranks, {nodes} nodes{f' behind {proxies} proxies' if proxies else ''}: "
+            f"all train after {start_s:.1f} s; {beats_per_s:.0f} heartbeats a second take {busy:.2f} of a core; "
             f"{row['memory_bytes'] / 1e6:.0f} MB",
             flush=True,
         )
@@ -279,18 +292,30 @@ def exponent(rows: list[dict[str, Any]]) -> float:
 
 @click.command(help=__doc__)
 @click.option("--ranks", "sizes", default="80,1000,4000", show_default=True, help="Sizes of the job.")
+@click.option(
+    "--proxies",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Proxies that nodes are behind; 0: each node has its own connection.",
+)
 @click.option("--idle", "idle_s", default=10.0, show_default=True, help="Seconds of heartbeats alone.")
 @click.option("--repeat", default=3, show_default=True, help="Losses of a rank and of a node.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write all figures to FILE.")
-def main(sizes: str, idle_s: float, repeat: int, path: Path | None) -> None:
+def main(sizes: str, proxies: int, idle_s: float, repeat: int, path: Path | None) -> None:
     """Measure all sizes; print a table, and write JSON where it is asked for."""
+    if 0 < proxies < PROCESSES:
+        raise click.UsageError(
+            f"each of the {PROCESSES} processes that play nodes needs a proxy: --proxies {PROCESSES}"
+        )
     print("seconds until the last rank has the order, and CPU seconds of the controller: median (least-greatest)")
     print(f"{'lost':>12} {'Quiesce':>20} {'Rejoin':>20} {'Resume':>20} {'CPU':>20}")
     rows: list[dict[str, Any]] = []
     for size in map(int, sizes.split(",")):
         root = Path(tempfile.mkdtemp(prefix="ms-"))
         try:
-            rows.append(asyncio.run(measure(root, size, idle_s, repeat)))
+            rows.append(asyncio.run(measure(root, size, proxies, idle_s, repeat)))
         except click.ClickException as failed:
             raise click.ClickException(f"{failed}; its controller said last:\n{last_of(root)}") from failed
         finally:

@@ -56,14 +56,18 @@ SIGKILL = -9
 LONG_S = 3600.0
 
 
-def patient_policy() -> Policy:
-    """Return the default policy without its haste: nodes are played where the controller runs, and may send no word."""
+def patient_policy(*, proxies: bool = False) -> Policy:
+    """Return the default policy without its haste: nodes are played where the controller runs, and may send no word.
+
+    `proxies`: may speak for them.
+    """
     policy = default_policy()
     deadlines = msgspec.structs.replace(
         policy.deadlines, quiesce_s=LONG_S, rejoin_s=LONG_S, first_step_s=LONG_S, start_s=LONG_S, nodes_s=LONG_S
     )
     heartbeat = msgspec.structs.replace(policy.heartbeat, missed=round(LONG_S / policy.heartbeat.interval_s))
-    return msgspec.structs.replace(policy, deadlines=deadlines, heartbeat=heartbeat)
+    controller = msgspec.structs.replace(policy.controller, proxies=proxies)
+    return msgspec.structs.replace(policy, deadlines=deadlines, heartbeat=heartbeat, controller=controller)
 
 
 class Router:

@@ -19,10 +19,10 @@ from ..protocol.discovery import endpoints
 from ..protocol.errors import ConfigurationError, MidstepError, NotAdmitted
 from ..protocol.exits import NOT_ADMITTED, AgentEnd, leave_to_launcher, write_agent_end
 from ..protocol.private_files import make_private_directory
-from ..protocol.token import TOKEN_VARIABLE, job_of, joinable, read_token
+from ..protocol.token import TOKEN_VARIABLE, Invitation, job_of, joinable, read_token
 from .display.log_follower import RankOutput
 from .display.plain import echo, log_to_stderr
-from .frame import token_file_option
+from .frame import proxy_option, token_file_option
 from .numbers import DESCRIPTOR, SESSION, seconds
 
 _LOOPBACK = "127.0.0.1"
@@ -37,6 +37,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     metavar="HOST:PORT[,...]",
     help="Where the job's controllers listen.",
 )
+@proxy_option
 @click.option("--node", metavar="NAME", help="The node's name.  [default: the host's, with a number if that is in use]")
 @token_file_option
 @click.option("--keys", type=_DIRECTORY, help="Directory with keys that were made for the node, instead of a token.")
@@ -84,6 +85,7 @@ def command(
     *,
     job: str | None,
     controller: str,
+    proxies: tuple[str, ...],
     node: str | None,
     token_file: Path | None,
     keys: Path | None,
@@ -110,7 +112,7 @@ def command(
     """
     leave_to_launcher(os.environ)
     log_to_stderr(logging.INFO, f"%(asctime)s {node or 'agent'} %(levelname)s %(message)s")
-    wishes = Wishes(node or "", failure_domain, host or "")
+    wishes = Wishes(node or "", failure_domain, host or "", proxies)
     try:
         if keys is not None:
             if job is None or node is None or run_directory is None:
@@ -118,13 +120,7 @@ def command(
             options = _with_keys(keys, job, endpoints(controller)[0], wishes, run_directory)
             options = msgspec.structs.replace(options, life_fd=life_fd, outlived=outlived, session=session)
             sys.exit(asyncio.run(serve(options)))
-        token = read_token(token_file, os.environ)
-        os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
-        if token is None:
-            raise ConfigurationError(
-                "an agent needs the job's token: --token-file, or MIDSTEP_TOKEN. `midstep token` makes one."
-            )
-        invitation = joinable(token).invitation(checked_name(job_of(token, job)))
+        invitation = _invitation(token_file, job)
         own = None if program is None else read_program(program)
         with _run_directory(run_directory, invitation.job) as place:
             options = admitted(endpoints(controller), invitation, wishes, place, limit_s=limit_s, life_fd=life_fd)
@@ -141,6 +137,16 @@ def command(
     except (MidstepError, OSError) as error:
         _leave_word(run_directory, 1, error)
         raise click.ClickException(str(error)) from error
+
+
+def _invitation(token_file: Path | None, job: str | None) -> Invitation:
+    token = read_token(token_file, os.environ)
+    os.environ.pop(TOKEN_VARIABLE, None)  # not for the ranks
+    if token is None:
+        raise ConfigurationError(
+            "an agent needs the job's token: --token-file, or MIDSTEP_TOKEN. `midstep token` makes one."
+        )
+    return joinable(token).invitation(checked_name(job_of(token, job)))
 
 
 def _with_keys(keys: Path, job: str, controller: str, wishes: Wishes, run_directory: Path) -> AgentOptions:

@@ -27,7 +27,6 @@ NAME = detector_address("clusterd")
 ASK_S = 10.0
 LOOK_S, BUSY_LOOK_S = 0.5, 0.1  # between two looks at the job; while ClusterD waits for an answer
 WHY = "ClusterD asks for it"
-SIGN_OF_LIFE = d.Signal("", d.SignalType.KEEP_ALIVE)
 GIVE_UP_S = 600.0  # without a controller that answers
 SERVER, TASK = "MINDX_SERVER_IP", "MINDX_TASK_ID"
 PORT = 8899
@@ -108,6 +107,12 @@ def _speak_with_taskd(target: ReachedJob) -> None:
         _log.info("%s", Bridge(target, client, client.has_left).run())
 
 
+def _level(signal: d.Heard) -> int:
+    """Return how much a signal matters: a sign of life comes every 5 s, also amid a fault, with the number of that."""
+    is_sign_of_life = isinstance(signal, d.Signal) and signal.type == d.SignalType.KEEP_ALIVE
+    return logging.DEBUG if is_sign_of_life else logging.INFO
+
+
 class OtherEnd(Protocol):
     """ClusterD, or TaskD."""
 
@@ -146,7 +151,7 @@ class Bridge:
                 if signal is None:
                     self._dialogue.began()
                 else:
-                    _log.log(logging.DEBUG if signal == SIGN_OF_LIFE else logging.INFO, "heard: %s", signal)
+                    _log.log(_level(signal), "heard: %s", signal)
                     self._carry_out(self._dialogue.heard(signal, self._status, self._clock()))
             self._status = self._look()
             self._carry_out(self._dialogue.looked(self._status, self._clock()))

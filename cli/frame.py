@@ -9,9 +9,10 @@ import click
 
 from ..controller.endpoints.control_requests import Accepted, Refused, Request, StatusReply, StatusRequest
 from ..controller.endpoints.local_sockets import NoController
-from ..launch.reached_job import CONTROLLER_VARIABLE, HereJob, ReachedJob, what_became_of_it
+from ..launch.reached_job import HereJob, ReachedJob, what_became_of_it
+from ..protocol.discovery import endpoints
 from ..protocol.errors import MidstepError
-from ..protocol.token import TOKEN_FILE_VARIABLE
+from ..protocol.token import CONTROLLER_VARIABLE, TOKEN_FILE_VARIABLE
 
 METRICS_VARIABLE = "MIDSTEP_METRICS_LISTEN"
 METRICS_TOKEN_VARIABLE = "MIDSTEP_METRICS_TOKEN_FILE"
@@ -36,6 +37,18 @@ def token_file_option(command: Any) -> Any:
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
         help="The file (mode 600) with the job's token, from `midstep token`.  [default: MIDSTEP_TOKEN]",
+    )(command)
+
+
+def proxy_option(command: Any) -> Any:
+    """Add --proxy to a command that starts a node."""
+    return click.option(
+        "--proxy",
+        "proxies",
+        default="",
+        metavar="HOST:PORT[,...]",
+        callback=lambda context, option, given: endpoints(given) if given else (),
+        help="Speak through a `midstep proxy`, through the next one where it does not answer, and without one at last.",
     )(command)
 
 

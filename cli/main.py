@@ -44,6 +44,7 @@ COMMANDS = {
     "submit": "Put a job into etcd or a directory, for controllers and agents that you start.",
     "controller": "Run the controller of a job (`run` does it for you).",
     "agent": "Run the agent of a node (`run` does it for you).",
+    "proxy": "Speak for many nodes with a job's controller, over one connection.",
     "platform": "Make the nodes of a job on an engine that you have.",
 }
 # Commands that share a module or are in a folder; each other one has a module of its name, and is its `command`.

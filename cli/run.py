@@ -24,7 +24,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.token import TOKEN_VARIABLE, found_token_file, joinable, read_token
 from .display.display import ShownRanks
 from .display.plain import echo, hold_standard_descriptors, log_to_stderr
-from .frame import Command, hand_on_metrics, metrics_options, token_file_option
+from .frame import Command, hand_on_metrics, metrics_options, proxy_option, token_file_option
 from .job_options import (
     KUBERNETES,
     POLICY,
@@ -80,6 +80,7 @@ class PlatformName(StrEnum):
 @click.option(
     "--failure-domain", metavar="NAME", default="", help="What fails together with this machine.  [default: the host]"
 )
+@proxy_option
 @options(POLICY)
 @click.option(
     "--fault-source",
@@ -122,6 +123,7 @@ def command(
     token_file: Path | None,
     node: str,
     failure_domain: str,
+    proxies: tuple[str, ...],
     metrics_listen: str | None,
     metrics_token_file: Path | None,
     page: str | None,
@@ -167,9 +169,10 @@ def command(
     if pods != PodFlags() and platform != PlatformName.KUBERNETES:
         raise ConfigurationError("--image, --dry-run and the like are for --platform kubernetes.")
     if platform != PlatformName.LOCAL:
+        _refuse_proxies(proxies)
         sys.exit(_run_elsewhere(start, platform, pods, token_file, quiet=how["quiet"]))
     flags = meetings.Flags(**{**torchrun, "rdzv_id": torchrun["rdzv_id"] or job})
-    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain), how, page=page))
+    sys.exit(_run(start, flags, token_file, meetings.Wishes(node, failure_domain, proxies=proxies), how, page=page))
 
 
 def _run(
@@ -190,6 +193,7 @@ def _run(
     alone = token is None and meetings.meets_itself(flags, start.nodes)
     where = None if alone else meetings.meeting(flags, meetings.launched(os.environ))
     if where is None:
+        _refuse_proxies(wishes.proxies)
         job = create_job(start)
         with page_beside(job.job_directory, page):
             return run_job(job, **how)
@@ -214,6 +218,12 @@ def _run_elsewhere(start: Start, platform: str, pods: PodFlags, token_file: Path
     if token_file is not None:
         raise ConfigurationError("--token-file: a job on Ray has keys of its own, and no token.")
     return run_on_ray(start, quiet=quiet)
+
+
+def _refuse_proxies(proxies: tuple[str, ...]) -> None:
+    """Refuse proxies where no machine joins by itself. Raises ConfigurationError."""
+    if proxies:
+        raise ConfigurationError("--proxy is for machines that join a job: it needs --rdzv-endpoint or --master-addr.")
 
 
 def _refuse_local(torchrun: dict[str, Any], output: dict[str, Any], platform: str, page: str | None) -> None:

@@ -95,7 +95,9 @@ def unbelievable(report: FaultReport) -> str | None:
 
 
 NODE_PREFIX = node_address("")
-_OF_A_NODE = (
+_BY_A_NODE = (
+    m.NodeHeartbeat,  # most of what arrives
+    m.RanksReported,
     m.NodeJoined,
     m.NodeChecked,
     m.NodeGoing,  # of itself, when it is asked to leave
@@ -106,9 +108,8 @@ _OF_A_NODE = (
     m.NewcomerWaiting,
     m.ProcessExited,
     m.ProgressReported,
-    m.NodeHeartbeat,
     m.NodeWords,
-    m.RanksReported,
+    m.FaultReported,
 )
 _WithoutIncarnation = m.CheckpointSaved | m.ActionEnded
 _OfARank = m.RankJoined | m.RankQuiesced | m.RankReady | m.StepCommitted | m.RankFinished | _WithoutIncarnation
@@ -116,7 +117,7 @@ _WITH_REPORT = (m.RankJoined, m.RankQuiesced)
 _OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
 _WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
 # They are looked at process by process, and one that no controller has ordered to start is refused there.
-_OF_ORDERED_PROCESSES = (m.Ack, m.RanksReported, *_WITH_CLOCKS)
+_OF_ORDERED_PROCESSES = (*_WITH_CLOCKS, m.RanksReported, m.Ack)
 
 
 def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | None:
@@ -124,7 +125,7 @@ def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | 
     body, address = envelope.body, envelope.sender
     if isinstance(body, m.Ack):
         return None
-    if not isinstance(body, (*_OF_A_NODE, m.FaultReported)):
+    if not isinstance(body, _BY_A_NODE):
         return "not for an agent to say"
     if placement.is_given_back(address) and not isinstance(body, m.NodeJoined | m.ProcessStarted):
         return "node was given back"
@@ -196,14 +197,14 @@ def _refusal_of_report(report: FaultReport, address: str, placement: PlacementHi
 
 
 def _refusal_of_processes(body: m.Message, address: str, placement: PlacementHistory) -> str | None:
-    if isinstance(body, m.NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
-        return "longer than last words may be"
-    node_of = placement.node_of
     if isinstance(body, _WITH_CLOCKS):  # most of what arrives: looked at where they are
-        known = all(node_of(each.rank, each.incarnation) == address for each in body.ranks)
+        known = placement.has_all(body.ranks, address)
         told = body.reported if isinstance(body, m.NodeHeartbeat) else None
-        known = known and (told is None or node_of(told.rank, told.incarnation) == address)
+        known = known and (told is None or placement.node_of(told.rank, told.incarnation) == address)
+    elif isinstance(body, m.NodeWords) and size_of(body) > MOST_OF_NODES_WORDS:
+        return "longer than last words may be"
     else:
+        node_of = placement.node_of
         known = all(node_of(rank, incarnation) == address for rank, incarnation in _processes_of(body))
     return None if known else "about a process of another node"
 

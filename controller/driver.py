@@ -297,6 +297,7 @@ class Driver:
             term=self._journal.term,
             holding=self._liveness.holding(now),
             controllers=controllers,
+            proxies=self._wire.proxies(),
             failover_paused_until_s=paused_until_s,
             webhooks=self.webhooks(),
         )
@@ -385,7 +386,7 @@ class Driver:
             return
         self._look_not_before_s = now + self._liveness.interval_s / LOOKS_IN_INTERVAL
         held = self._liveness.hold
-        for event in self._liveness.judge(now):
+        for event in self._liveness.judge(now, self._wire.tolerates_silence):
             _log.warning("%s", event.text if isinstance(event, HoldEnded) else f"node {event.node}: {event.reason}")
             self._pend(event)
         for report in self._board.look(now, self._machine.state):

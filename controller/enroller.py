@@ -183,15 +183,16 @@ def open_wire(
     world_size: int,
     keys: Path,
     platform: str = "",
+    proxies: bool = False,
 ) -> tuple[Wire, Enroller]:
     """Return the wire of a job, and what lets nodes in. `keys`: the job's; they say whether nodes may join.
 
-    `platform`: the one that makes the nodes which join; empty: there is none.
+    `platform`: the one that makes the nodes which join; empty: there is none. `proxies`: may speak for nodes.
     """
 
     def given_back(node: str) -> bool:
         return routes.placement.is_given_back(node_address(node))
 
     kind = Wire if platform or JobKeys.load_joining(keys) is None else HostsWire
-    wire = kind(router, mailbox, routes, world_size)
+    wire = kind(router, mailbox, routes, world_size, JobKeys.load_server(keys) if proxies else None)
     return wire, Enroller(wire, Standing(liveness.watches, given_back), keys)

@@ -346,20 +346,23 @@ class IsolationAcrossJobs:
 
     def _tell(self, seen: Observation, documents: list[Isolated]) -> None:
         state = seen.state
-        wanted = reports(documents, self._names, state.world, seen.at_s)
-        known = [each.report for each in seen.state.book.standing() if each.report.seen_by == SEEN_BY]
+
+        def following(*, own: bool) -> dict[str, FaultReport]:
+            chosen = [each for each in documents if (each.job == state.job.job) is own]
+            return reports(chosen, self._names, state.world, seen.at_s)
+
+        own, others = following(own=True), following(own=False)
+        holding = {**own, **others}
+        known = [each.report for each in state.book.standing() if each.report.seen_by == SEEN_BY]
         standing = {report.fault_id: report for report in known if report.fault_id.startswith(_ID)}
-        by_others = [
-            each for each in documents if each.job != state.job.job
-        ]  # on its own its detector has the last word
-        now = wanted if state.generation == 0 else reports(by_others, self._names, state.world, seen.at_s)
+        tellable = others if state.generation else holding  # on its own, once it runs, its detector has the last word
         fresh = [
-            each for fault_id, each in now.items() if fault_id not in standing and _is_idle(state, each.node or "")
+            each for fault_id, each in tellable.items() if fault_id not in standing and _is_idle(state, each.node or "")
         ]
         over = [
             msgspec.structs.replace(report, assertion=Assertion.RECOVER, at_s=seen.at_s)
             for fault_id, report in standing.items()
-            if fault_id not in wanted and self._folder.whole
+            if fault_id not in holding and self._folder.whole
         ]
         self._told_s = {key: at_s for key, at_s in self._told_s.items() if seen.at_s - at_s < AGAIN_S}
         for report in (*fresh, *over):

@@ -7,7 +7,7 @@ has ended. Status shows what they say of ranks (`ProgressBoard`). Pure: time is 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -138,15 +138,19 @@ class Liveness:
         self._heard = dict.fromkeys(self._heard, now + found_s)
         self._checked_s = now
 
-    def judge(self, now: float) -> tuple[HoldEnded | NodeLost, ...]:
+    def judge(
+        self, now: float, tolerated: Callable[[str], bool] = lambda node: False
+    ) -> tuple[HoldEnded | NodeLost, ...]:
         """Return what follows from the silence of nodes: those that are lost, once each, and a hold that has ended.
+
+        `tolerated`: a node is not lost yet for its silence, which may be that of the proxy before it.
 
         Lost nodes are not watched any longer. Call it after everything that has arrived was taken in. When this process
         itself stood still (stopped, swapped out, waiting for its disk), that time counts for no node.
         """
         self._discount_own_pause(now)
         self._listen(now)
-        silent = self._silent_for(self._silent_s, now)
+        silent = {node: age_s for node, age_s in self._silent_for(self._silent_s, now).items() if not tolerated(node)}
         if silent and self._deaf_since_s is not None and not self._hold_is_over(now):
             began_s = self.hold.began_s if self.hold is not None else now
             since_s, until_s = now - max(silent.values()), began_s + self._policy.hold_s
@@ -208,6 +212,8 @@ class Liveness:
 
     def _silent_for(self, limit_s: float, now: float) -> dict[str, float]:
         """Return the nodes that were not heard for more than `limit_s`, and for how long."""
+        if now - min(self._heard.values(), default=now) <= limit_s:
+            return {}  # as nearly always, and most quickly found
         return {node: now - heard_s for node, heard_s in self._heard.items() if now - heard_s > limit_s}
 
     def _is_most(self, nodes: Iterable[str]) -> bool:

@@ -29,7 +29,8 @@ MOST_BYTES = 64 * 1024  # of an answer
 MOST_NODES = 64  # in an answer
 MOST_WANTED = 256  # nodes that wait for a call
 _MOST_REASON = 500
-_IN_USE = frozenset({NodeState.ACTIVE, NodeState.SPARE, NodeState.REQUESTED})
+_HERE = frozenset({NodeState.ACTIVE, NodeState.SPARE})
+_IN_USE = _HERE | {NodeState.REQUESTED}
 
 _log = logging.getLogger(__name__)
 
@@ -205,14 +206,19 @@ class NodeBringer:
         self._look_s = look_s
         self._asked: set[str] = set()
         self._wanted: asyncio.Queue[str] = asyncio.Queue(MOST_WANTED)
+        self._awaited: dict[str, bool] = {}  # True: the command has said that it comes, under its own name
+        self._known: set[str] = set()  # nodes that come in the place of none of these
 
     def bring(self, node: str) -> None:
         """Want a node of this name, soon, or say that too many are wanted. In the loop's thread; idempotent."""
         if node in self._asked:
             return
         self._asked.add(node)
+        if not self._awaited:
+            self._known = {each.node for each in self._status().nodes if each.state in _IN_USE}
         try:
             self._wanted.put_nowait(node)
+            self._awaited[node] = False
         except asyncio.QueueFull:
             refused = NodeRefused(node, f"on_node_relaunch: {self._wanted.maxsize} other nodes are waited for")
             asyncio.get_running_loop().call_soon(self._tell, refused)  # the order for it is just being carried out
@@ -223,7 +229,11 @@ class NodeBringer:
             await asyncio.sleep(self._look_s)
         self._tell(is_there(self._status()))
         while True:
-            wanted = await self._wanted.get()
+            try:
+                wanted = await within(self._look_s, self._wanted.get())
+            except TimeoutError:
+                self._look()
+                continue
             status = self._status()
             gone = [node for node in status.nodes if node.state in {NodeState.LOST, NodeState.ISOLATED}]
             left = [{"node": node.node, "failure_domain": node.failure_domain, "state": node.state} for node in gone]
@@ -235,7 +245,26 @@ class NodeBringer:
                     f"its answer is not understood: {error}" if isinstance(error, msgspec.MsgspecError) else str(error)
                 )
                 _log.error("on_node_relaunch: %s", why)
+                del self._awaited[wanted]
                 self._tell(NodeRefused(wanted, f"on_node_relaunch: {why}"[:_MOST_REASON]))
                 continue
+            self._known.update(answer.nodes)
+            if wanted in answer.nodes:
+                self._awaited[wanted] = True
+            else:
+                del self._awaited[wanted]
             for told in answered(wanted, answer.nodes, self._status()):
                 self._tell(told)
+
+    def _look(self) -> None:
+        """Count no longer on a node that was said to come, when one of another name has come."""
+        if not any(self._awaited.values()):
+            return
+        states = {node.node: node.state for node in self._status().nodes}
+        for name in [name for name, said in self._awaited.items() if said and states.get(name) != NodeState.REQUESTED]:
+            del self._awaited[name]
+        instead = [name for name, state in states.items() if state in _HERE and name not in self._known]
+        for name, other in zip([name for name, said in self._awaited.items() if said], instead, strict=False):
+            del self._awaited[name]
+            self._known.add(other)
+            self._tell(NodeRefused(name, f"{other} has come in its place"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..protocol import messages as m
 from ..protocol.bounds import MOST_OF_A_NODE
-from ..protocol.types import PLATFORM, RunningProcess, node_address, rank_address
+from ..protocol.types import PLATFORM, RankProgress, RunningProcess, node_address, rank_address
 from .journaled import Journaled
 from .recovery.events import Action, Send
 
@@ -53,6 +53,18 @@ class PlacementHistory:
             return moves[-1][1]
         place = bisect_right(moves, incarnation, key=lambda move: move[0])
         return moves[place - 1][1] if place else None
+
+    def has_all(self, processes: Iterable[RankProgress], address: str) -> bool:
+        """Say whether all these processes were ordered to start on the node."""
+        latest, moves = self._latest, self._moves
+        for each in processes:
+            rank, incarnation = each.rank, each.incarnation
+            if latest.get(rank) == incarnation:  # of most there is one alone
+                if moves[rank][-1][1] != address:
+                    return False
+            elif self.node_of(rank, incarnation) != address:
+                return False
+        return True
 
     def has_hosted(self, rank: int, address: str) -> bool:
         """Say whether any process of the rank was ordered to start on the node."""

@@ -26,7 +26,7 @@ from ..protocol.incidents import ControllerPhase
 from ..protocol.keys import JobKeys, ServerKeys
 from ..protocol.mailbox import Mailbox
 from ..protocol.transport import RouterSocket
-from ..protocol.types import CONTROLLER
+from ..protocol.types import CONTROLLER, JobSpec
 from .driver import Driver
 from .election.file_election import LEASE_S
 from .endpoints.discovery_files import JobResult, read_result, write_endpoint, write_result
@@ -38,6 +38,7 @@ from .endpoints.story import Storyteller
 from .endpoints.trainjob import progress_reporter
 from .enroller import HostsWire, open_wire
 from .isolation import IsolationAcrossJobs, IsolationFolder, IsolationStore, names_of
+from .journal.journal import Journal
 from .journal.records import Founding
 from .keepalive import KeepAlive
 from .liveness import Liveness, ProgressBoard
@@ -100,14 +101,7 @@ def _serve_term(
         control = stack.enter_context(contextlib.closing(ControlServer(run_directory)))
         write_endpoint(run_directory, router.endpoint)
         _log.info("term %d listens at %s", journal.term, router.endpoint)
-        mailbox = Mailbox(
-            job=job.job,
-            address=CONTROLLER,
-            session=journal.session,
-            capacity=max(OUTSTANDING_LEAST, OUTSTANDING_PER_RANK * (job.world_size + job.nodes + job.spare_nodes)),
-        )
-        mailbox.term = journal.term
-        mailbox.expect_ranks(job.world_size)
+        mailbox = _mailbox(job, journal)
         routes = Routes()
         liveness = Liveness(policy.heartbeat)
         wire, enroller = open_wire(
@@ -118,6 +112,7 @@ def _serve_term(
             world_size=job.world_size,
             keys=place.keys_directory,
             platform=journal.founding.platform,
+            proxies=policy.controller.proxies,
         )
         storyteller = Storyteller(story_program, place) if story_program else None
         driver = Driver(
@@ -143,6 +138,15 @@ def _serve_term(
             result = JobResult(job.job, exit_code, driver.status().reason, journal.term, time.time())
             write_result(run_directory, result)
         return exit_code
+
+
+def _mailbox(job: JobSpec, journal: Journal) -> Mailbox:
+    """Return the controller's end of all messages in this term."""
+    capacity = max(OUTSTANDING_LEAST, OUTSTANDING_PER_RANK * (job.world_size + job.nodes + job.spare_nodes))
+    mailbox = Mailbox(job=job.job, address=CONTROLLER, session=journal.session, capacity=capacity)
+    mailbox.term = journal.term
+    mailbox.expect_ranks(job.world_size)
+    return mailbox
 
 
 def _stand_by(stack: contextlib.ExitStack, place: ControllerPlace) -> StandingBy:

@@ -16,6 +16,8 @@ from ..protocol import codec
 from ..protocol import codec as frames
 from ..protocol.errors import ForeignVersion, MailboxFull, WireError
 from ..protocol.identities import OPERATOR_PREFIX
+from ..protocol.incidents import ProxyStatus
+from ..protocol.keys import ServerKeys
 from ..protocol.mailbox import Mailbox, SenderMemory, acknowledged_after
 from ..protocol.messages import (
     NEVER_JOURNALED,
@@ -29,8 +31,9 @@ from ..protocol.messages import (
     RanksReported,
 )
 from ..protocol.transport import Received, RouterSocket
-from ..protocol.types import rank_of
+from ..protocol.types import node_address, rank_of
 from .admission import believed_of, refusal
+from .endpoints.proxied_router import ProxiedRouter
 from .routes import RankOrders, Routes
 
 RECEIVE_LIMIT = 1000  # messages a turn, and what their frames have beyond it
@@ -38,6 +41,7 @@ FRAMES_AT_ONCE = 16
 READ_FIRST_S = 1.0  # for so long nothing is sent again while something is to be read
 MOST_FOREIGN = 1024  # connections of another version that are logged once each
 UNCONFIRMED_LIMIT = 10_000  # messages taken in and not yet durable; more are dropped and come again
+UNCONFIRMED_PER_RANK = 2  # a job starts with a word of each rank's process and one of its node: all may come at once
 
 _log = logging.getLogger(__name__)
 
@@ -52,13 +56,21 @@ class Arrival(msgspec.Struct, frozen=True):
 class Wire:
     """Sends and receives for one controller. Never blocks. What is sent leaves with `flush`."""
 
-    def __init__(self, router: RouterSocket, mailbox: Mailbox, routes: Routes, world_size: int) -> None:
-        """`router` stays its creator's to close."""
-        self._router = router
+    def __init__(
+        self,
+        router: RouterSocket,
+        mailbox: Mailbox,
+        routes: Routes,
+        world_size: int,
+        keys: ServerKeys | None = None,
+    ) -> None:
+        """`router` stays its creator's to close. `keys`: list which nodes may come through a proxy; None: none may."""
+        self._proxied = None if keys is None else ProxiedRouter(router, keys)
+        self._router: RouterSocket | ProxiedRouter = self._proxied or router
         self._mailbox = mailbox
         self._routes = routes
         self._world_size = world_size
-        self._unconfirmed = 0
+        self._unconfirmed, self._most_unconfirmed = 0, max(UNCONFIRMED_LIMIT, UNCONFIRMED_PER_RANK * world_size)
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._leaving: dict[str, list[bytes]] = {}  # what this turn has for each connection
         self._orders = RankOrders(routes)  # what it has for ranks, not in a message yet
@@ -163,7 +175,7 @@ class Wire:
         if reason is not None:
             self.refuse(reason, connection)
             return None
-        if self._unconfirmed >= UNCONFIRMED_LIMIT and not isinstance(envelope.body, NEVER_JOURNALED):
+        if self._unconfirmed >= self._most_unconfirmed and not isinstance(envelope.body, NEVER_JOURNALED):
             self.refuse("the journal is behind", connection)  # not taken, so its sender sends it again
             return None
         taken = self._mailbox.take(envelope, now)
@@ -290,6 +302,17 @@ class Wire:
         for connection, messages in leaving.items():
             for frame in frames.pack((*self._acks.pop(connection, ()), *messages)):
                 self._router.send(connection, frame)  # what is not taken is counted there, and sent again
+
+        if self._proxied is not None:
+            self._proxied.flush()
+
+    def proxies(self) -> tuple[ProxyStatus, ...]:
+        """Return which proxies speak for nodes."""
+        return () if self._proxied is None else self._proxied.proxies()
+
+    def tolerates_silence(self, node: str) -> bool:
+        """Say whether a node may be silent because the proxy is that it speaks through."""
+        return self._proxied is not None and self._proxied.tolerates_silence(node_address(node))
 
     def refuse(self, reason: str, connection: str) -> None:
         """Count what is not believed."""

@@ -5,8 +5,8 @@ ClusterD leads the processes of a job through one fault after the other: `stopTr
 a report of what came of it. Usually TaskD's manager is at the other end. Here it is midstep, whose controller decides
 by its own ladder and recovers at once, so:
 
-- What ClusterD says of devices and nodes becomes a report of a fault, some milliseconds after ClusterD knows it and not
-  when a ConfigMap is next read.
+- What ClusterD says of devices and nodes becomes a report of a fault. It first names the processes that are to end
+  (`preExitProcess`), and begins to lead their fault when it hears that they have ended.
 - What ClusterD asks is answered from the job's status: as soon as that shows that the ranks have stopped, which rungs
   are left, and what became of the incident.
 - `dump`, `exit` and `killMaster` end the job, whatever the ladder would do: the platform has decided so.
@@ -46,6 +46,9 @@ class Dialogue:
         self._question: _Question | None = None
         self._last: d.Signal | None = None
         self._asserted: dict[str, FaultReport] = {}
+        self._listens = True  # ClusterD: it forgets what it hears before it takes a subscription in
+        self._is_forgotten = False  # by ClusterD, what is asserted
+        self._led = 0  # the incident of the fault that ClusterD leads, or the next one
         self._named: frozenset[int] = frozenset()  # ranks that ClusterD knows of from this side
         self._told = 0  # the latest incident that ClusterD knows of, or need not know
         self._incidents: int | None = None  # at the last look
@@ -60,6 +63,8 @@ class Dialogue:
         """Begin again: a new subscription has ClusterD forget whatever it had begun."""
         self._question = self._last = None
         self._named = frozenset()
+        self._listens = False
+        self._is_forgotten = bool(self._asserted)
         self._told = 0 if self._incidents is None else max(0, self._told - 1)
         self._maintenance.leave()
 
@@ -73,6 +78,7 @@ class Dialogue:
             return [*self._maintenance.switch_nics(signal, status)]
         if isinstance(signal, d.StressTest):
             return [*self._maintenance.test(signal, status)]
+        self._listens = True
         if signal.uuid and signal == self._last:
             return []  # sent twice
         self._last = signal if signal.type != d.SignalType.KEEP_ALIVE else self._last
@@ -94,7 +100,7 @@ class Dialogue:
         self._incidents = 0 if latest is None else latest.number
         question = self._question
         if question is None:
-            actions += self._news(latest)
+            actions += self._news(latest) if self._listens else ()
         else:
             answer = _ANSWERS[question.signal.type](self, question, status, now)
             if answer is not None:
@@ -111,6 +117,7 @@ class Dialogue:
         ranks = {report.rank: _type_of(report.kind) for report in latest.reports if report.rank is not None}
         if ranks and latest.outcome is Outcome.OPEN:
             self._named = frozenset(ranks)
+            self._led = latest.number
             yield d.ReportProcessFault(tuple(d.FaultyRank(rank, kind) for rank, kind in sorted(ranks.items())))
 
     def _ask(self, signal: d.Signal, status: JobStatus, now: float) -> None:
@@ -124,10 +131,23 @@ class Dialogue:
             return
         self._maintenance.leave()
         self._ask(signal, status, now)
-        open_now = status.incidents[-1] if status.incidents else None
-        hurt = set(open_now.replaced) if open_now is not None and open_now.outcome is Outcome.OPEN else set()
-        hurt, self._named = hurt | self._named, frozenset()
-        for rank, kind in signal.ranks:
+        known, self._named = self._named, frozenset()
+        if not known:
+            self._led = _current(status)
+        yield from self._end_processes(signal.ranks, _being_replaced(status) | known)
+
+    def _pre_exit_process(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
+        """End the processes at fault, and tell ClusterD, which begins to lead their fault when it hears of them."""
+        ranks = tuple(each for each in signal.ranks if each.rank // self._ranks_per_node in signal.nodes)
+        if not self._named:
+            self._led = _current(status)
+        yield from self._end_processes(ranks, _being_replaced(status) | self._named)
+        if any(each.rank not in self._named for each in ranks):
+            self._named |= {each.rank for each in ranks}
+            yield d.ReportProcessFault(ranks)
+
+    def _end_processes(self, ranks: Iterable[d.FaultyRank], hurt: frozenset[int]) -> Iterator[d.Action]:
+        for rank, kind in ranks:
             if rank not in hurt:
                 yield self._assert(f"rank{rank}", _kind_of(kind), _level_of(kind), rank=rank)
 
@@ -138,8 +158,12 @@ class Dialogue:
 
     def _leave_nodes(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         """Have the nodes left whose processes are to end. The platform is about to give the job others."""
+        latest = status.incidents[-1] if status.incidents else None
+        have_moved = latest is not None and latest.number >= self._led and latest.rung in _NEEDS_A_NODE
         for index in signal.nodes:
             ranks = range(index * self._ranks_per_node, (index + 1) * self._ranks_per_node)
+            if latest is not None and have_moved and not set(ranks).isdisjoint(latest.replaced):
+                continue  # they are on another node by now
             nodes = dict.fromkeys(each.node for each in status.ranks if each.rank in ranks and each.node)
             for node in nodes:
                 yield self._assert(f"node/{node}", FaultKind.NODE, FaultLevel.SEPARATE_NPU, node=node)
@@ -161,6 +185,20 @@ class Dialogue:
     def _kill_master(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         self._question = None
         yield d.StopJob("ClusterD has given the job up (killMaster)", insist=True)
+
+    def _keep_alive(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
+        """Tell ClusterD again of what it has found and forgotten, now that it listens; take back what is recovered."""
+        if not self._is_forgotten:
+            return
+        self._is_forgotten = False
+        latest = status.incidents[-1] if status.incidents else None
+        if latest is None or latest.outcome is not Outcome.OPEN:
+            yield from self._withdraw()
+            return
+        ranks = {each.rank: _type_of(each.kind) for each in self._asserted.values() if each.rank is not None}
+        if ranks:
+            self._named |= ranks.keys()
+            yield d.ReportProcessFault(tuple(d.FaultyRank(rank, kind) for rank, kind in sorted(ranks.items())))
 
     def _nothing(self, signal: d.Signal, status: JobStatus, now: float) -> Iterator[d.Action]:
         return iter(())
@@ -187,6 +225,7 @@ class Dialogue:
         for report in self._asserted.values():
             yield d.TellFault(msgspec.structs.replace(report, assertion=Assertion.RECOVER))
         self._asserted = {}
+        self._named = frozenset()
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -236,8 +275,8 @@ _SIGNALS: dict[str, _Heard] = {
     d.SignalType.SAVE_AND_EXIT: Dialogue._save_and_exit,
     d.SignalType.KILL_MASTER: Dialogue._kill_master,
     d.SignalType.FAULT_NODES_EXIT: Dialogue._leave_nodes,
-    d.SignalType.PRE_EXIT_PROCESS: Dialogue._leave_nodes,
-    d.SignalType.KEEP_ALIVE: Dialogue._nothing,
+    d.SignalType.PRE_EXIT_PROCESS: Dialogue._pre_exit_process,
+    d.SignalType.KEEP_ALIVE: Dialogue._keep_alive,
     d.SignalType.PAUSE_START_AGENT: Dialogue._nothing,
     d.SignalType.CONTINUE_START_AGENT: Dialogue._nothing,
 }
@@ -246,6 +285,17 @@ _ANSWERS: dict[str, _Looked] = {
     d.SignalType.CHANGE_STRATEGY: Dialogue._changed,
     d.SignalType.SAVE_AND_EXIT: Dialogue._changed,
 }
+
+
+def _current(status: JobStatus) -> int:
+    """Return the number of the incident that is open, or of the next one."""
+    latest = status.incidents[-1] if status.incidents else None
+    return 1 if latest is None else latest.number + (latest.outcome is not Outcome.OPEN)
+
+
+def _being_replaced(status: JobStatus) -> frozenset[int]:
+    latest = status.incidents[-1] if status.incidents else None
+    return frozenset(latest.replaced) if latest is not None and latest.outcome is Outcome.OPEN else frozenset()
 
 
 def _kind_of(fault_type: str) -> FaultKind:

@@ -210,7 +210,7 @@ class RecoverClient:
                 for signal in self._subscription(name):
                     wait_s = AGAIN_S
                     self.signals.put(signal, timeout=CALL_S)
-                _log.log(_level(name), "ClusterD has ended %s", name)
+                _log.log(min(_level(name), logging.INFO), "ClusterD has ended %s", name)  # as with each fault
             except (grpc.RpcError, ClusterdRefused, queue.Full) as error:
                 if self._closed.is_set():
                     return

@@ -28,7 +28,7 @@ from ..policies.yaml_text import refuse
 from ..protocol import environment as env
 from ..protocol.bounds import LARGEST_RANK, MOST_NODES
 from ..protocol.errors import ConfigurationError
-from ..protocol.identities import Role, family_of
+from ..protocol.identities import PROXY_FAMILY, Role, family_of
 from ..protocol.incidents import JobStatus
 from ..protocol.keys import JobKeys, JoiningTerms
 from ..protocol.private_files import WRITABLE_BY_OTHERS, make_private_directory, replace_file
@@ -397,6 +397,7 @@ def let_nodes_join(keys: Path, token: FullToken, job: str) -> None:
     families = {family_of(role): token.operator_keys(job, role).public for role in Role}
     families[DETECTOR_PREFIX] = token.detector_keys(job).public
     JobKeys.admit(keys, PLATFORM, token.platform_keys(job).public)
+    JobKeys.admit(keys, PROXY_FAMILY, token.proxy_keys(job).public)
     JobKeys.open_for_joining(keys, JoiningTerms(token.invitation(job).join.public, token.expires_s, families))
 
 

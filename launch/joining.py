@@ -111,6 +111,8 @@ def prepare(where: RendezvousPoint, token: Token, start: Start, wishes: Wishes) 
         job = create_job(msgspec.structs.replace(start, job=name, listen=listen, token=secret))
         held, directory = job.held, job.job_directory
         _warn_of_checkpoints(job)
+        if wishes.proxies and not job.policy.controller.proxies:
+            _log.warning("no node can speak through a proxy: the policy lets none in (`controller.proxies: true`)")
     try:
         make_private_directory(directory / "logs")
         write_program(held.path / _PROGRAM, _program(start))

@@ -186,6 +186,7 @@ class Launcher:
         arguments = {
             "--job": machine.name,
             "--controller": machine.endpoint,
+            "--proxy": ",".join(wishes.proxies),
             "--log-dir": str(machine.directory),
             "--program": str(machine.program),
             "--join-timeout": str(machine.join_s),

@@ -199,11 +199,12 @@ def _number(environment: Mapping[str, str], *names: str) -> int | None:
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """A node's wishes for itself. Empty: found out by itself."""
+    """A node's wishes for itself. Empty: found out by itself. `proxies`: endpoints that it goes through, if it can."""
 
     node: str = ""
     failure_domain: str = ""
     host: str = ""
+    proxies: tuple[str, ...] = ()
 
 
 def admitted(
@@ -224,7 +225,7 @@ def admitted(
     request = EnrolmentRequested(wishes.node or host_name(), bool(wishes.node), pair.public, domain)
     launcher = os.getppid()
     admission = ask_for_admission(
-        endpoints,
+        (*wishes.proxies, *endpoints),
         invitation,
         request,
         limit_s=limit_s,
@@ -244,6 +245,7 @@ def admitted(
         life_fd=life_fd,
         session=admission.enrolled.session,
         endpoints=endpoints,
+        proxies=wishes.proxies,
     )
 
 

@@ -37,11 +37,10 @@ from ..protocol.errors import ConfigurationError, MidstepError
 from ..protocol.incidents import ControllerStatus, JobStatus
 from ..protocol.run_directories import is_held
 from ..protocol.slow_records import SlowTold
-from ..protocol.token import TOKEN_FILE_VARIABLE, RoleToken, job_of, operating, read_token
+from ..protocol.token import CONTROLLER_VARIABLE, TOKEN_FILE_VARIABLE, RoleToken, job_of, operating, read_token
 from . import directories
 from .supervisor import why_no_answer
 
-CONTROLLER_VARIABLE = "MIDSTEP_CONTROLLER"
 ELSEWHERE_S = 10.0  # a way between machines, and a controller that comes up meanwhile
 ASK_S = 2.0
 NOT_BEGUN = "not begun"

@@ -1,8 +1,7 @@
 """The job's policy: every key of its YAML file, its type, its bounds and its default.
 
-Each struct is one mapping of the file. Frozen, and closed to unknown keys, so that a typing error is an error
-and not a silent default. Reading and writing files is in `files.py`, the rules between keys are in
-`rules.py`.
+Each struct is one mapping of the file. Frozen, and closed to unknown keys, so that a typing error is an error and not a
+silent default. Reading and writing files is in `files.py`, the rules between keys are in `rules.py`.
 
 Only keys that the controller decides by may change while a job runs: the other ones were given to processes when they
 started, or are known to programs that do not ask the controller.
@@ -216,11 +215,12 @@ class WhenLost(StrEnum):
 
 
 class ControllerPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a controller counts as hung, when as lost for good, and what is done then."""
+    """When a controller counts as hung, when as lost for good, and what is done then. Who may speak for nodes."""
 
     hang_s: HangSeconds = 10.0  # without a sign of life, it is killed and replaced
     lost_after_s: Seconds = 30.0  # without one that stays up
     when_lost: WhenLost = WhenLost.CONTINUE
+    proxies: bool = False  # `midstep proxy` may speak for nodes
 
 
 class AgentPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from .messages import (
 
 PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 8  # a frame has a head
+MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 512  # a frame has a head, and in that of a proxy the name of its node
 _WITH_TEXT = (ActionEnded, CheckpointSaved, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused)
 _CUT = " ... (cut)"
 _encoder = msgspec.msgpack.Encoder()

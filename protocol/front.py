@@ -21,6 +21,7 @@ import zmq
 
 from .connection import Allowance, Connection, ConnectionClosed, ConnectionLimits, Handshake, WaitingRoom, most_of
 from .errors import ConfigurationError, KeyExpired, KeyReplaced, MidstepError
+from .identities import PROXY_FAMILY
 from .keys import ServerKeys
 
 Proof = Callable[[], tuple[int, str | None]]  # how many asked for admission, and the identity of the last, if admitted
@@ -203,6 +204,8 @@ class Front:
                 self._asking.append(connection)
                 self._next_turn()
             return
+        if connection.identity == PROXY_FAMILY:
+            return  # it speaks for many
         connection.carried_bytes += count
         if connection.carried_bytes > self._limits.carried_bytes:
             self._drop(connection, "connection has carried its share, to be made again")
@@ -220,6 +223,7 @@ class Front:
                 connection.initiate(time.monotonic())
                 self._watch(connection)
             except OSError:
+                self._turn = None  # here: each of hundreds that are gone would ask for the next one inside the last
                 self._drop(connection)
 
     def _answered(self, connection: Connection, admitted: bool) -> None:

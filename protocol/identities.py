@@ -9,6 +9,7 @@ from .compat import StrEnum
 
 FAMILY_END = "/"  # of the identity of a key that several peers have: each adds a name of its own
 OPERATOR_PREFIX = "operator/"
+PROXY_FAMILY = "proxy/"  # of those that speak for many nodes (`protocol/proxied.py`); they have the job's secret
 
 
 def is_family(key_identity: str) -> bool:

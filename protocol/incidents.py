@@ -206,6 +206,14 @@ class ControllerStatus(msgspec.Struct, frozen=True):
     endpoint: str = ""
 
 
+class ProxyStatus(msgspec.Struct, frozen=True):
+    """A proxy that speaks for nodes: for how many, and for how long the controller has not heard it."""
+
+    name: str
+    nodes: int
+    silent_s: float
+
+
 def leader_of(controllers: Iterable[ControllerStatus]) -> ControllerStatus | None:
     """Return the controller that leads, or is about to; None: none of these does."""
     leading = [each for each in controllers if each.phase in {ControllerPhase.LOADING, ControllerPhase.HOT}]
@@ -271,6 +279,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     holding: str = ""  # what is held while most nodes are silent
     holds: tuple[HoldRecord, ...] = ()  # such times that have ended
     controllers: tuple[ControllerStatus, ...] = ()  # those that live, as far as the one that answers knows
+    proxies: tuple[ProxyStatus, ...] = ()  # since this controller leads
     failover_paused_until_s: float = 0.0  # until then no standby takes over; 0: failover is on
     time: TimeSpent | None = None  # since the job began
     time_lately: tuple[TimeSpent, ...] = ()  # of the last hour, day and 30 days, as far as the job is longer

@@ -32,6 +32,7 @@ from .types import CONTROLLER
 
 ASK_S = 1.0  # between two requests
 ATTEMPT_S = 5.0  # at one endpoint, before the next one is tried
+UNREACHED_S = 1.0  # at one where nothing listens, if there are others
 SAY_S = 15.0
 NAME_FREE_S = 10.0  # a node that has died is given up by then, and its name is free
 _POLL_MS = 100
@@ -65,7 +66,8 @@ def ask_for_admission(
     while (now := time.monotonic()) < until_s and wanted():
         endpoint, leads = leads or next(in_turn), ""
         with _Asking(endpoint, invitation, request) as asking:
-            answer = asking.answer(min(until_s, now + ATTEMPT_S))
+            reached_by_s = now + (UNREACHED_S if len(endpoints) > 1 else ATTEMPT_S)
+            answer = asking.answer(min(until_s, now + ATTEMPT_S), reached_by_s)
         if isinstance(answer, NodeEnrolled):
             return Admission(answer, endpoint)
         standing_by = ""
@@ -112,8 +114,8 @@ class _Asking:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def answer(self, until_s: float) -> NodeEnrolled | EnrolmentRefused | ControllersListed | None:
-        """Return what the controller says; None if it has said nothing by then.
+    def answer(self, until_s: float, reached_by_s: float) -> NodeEnrolled | EnrolmentRefused | ControllersListed | None:
+        """Return what the controller says; None if it has said nothing by then, or nothing listens there.
 
         Raises NotAdmitted, also when it speaks another version of the protocol.
 
@@ -123,7 +125,7 @@ class _Asking:
         poller.register(self._socket.raw, zmq.POLLIN)
         poller.register(self._watch.monitor, zmq.POLLIN)
         asked_s = 0.0
-        while (now := time.monotonic()) < until_s:
+        while (now := time.monotonic()) < until_s and (self._watch.reached or now < reached_by_s):
             if now - asked_s >= ASK_S and not self._socket.wants_to_send:
                 asked_s = now
                 self._socket.send(self._data)

@@ -5,14 +5,18 @@ acknowledgements happen here.
 
 libzmq connects again by itself, but not where a key was refused, nor at another controller's endpoint: `Absence` does
 that. A controller that stands by says so, and where the one is that leads. Training continues while there is no
-controller; only after `leave_s` a node gives the job up.
+controller; only after `leave_s` a node gives the job up. A proxy (`protocol/proxied.py`) gives signs of life: one that
+falls silent is left for another endpoint, and is looked for again later.
 """
 
 import asyncio
 import contextlib
 import logging
+import random
+import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +26,7 @@ from .discovery import LOOKUP_EVERY_S, LOOKUP_S, Lookup, each_address, split
 from .errors import ConfigurationError, ForeignVersion, MailboxFull, WireError
 from .mailbox import Mailbox, acknowledged_after
 from .messages import Ack, ControllersListed, Envelope, Message
+from .proxied import SIGN_OF_LIFE, SILENT_S
 from .transport import DealerSocket, Received
 from .types import CONTROLLER
 
@@ -31,6 +36,8 @@ CONNECT_AGAIN_S = 3.0  # at the only endpoint
 NEXT_S = 0.75  # at the next one of several: on a slow link a handshake takes half of that
 NEXT_MAX_S = 3.0  # twice as long in each turn, up to this: a machine may be too busy for any handshake in less
 RESOLVE_S = 5.0  # for a name server to say which addresses there are
+RETURN_S = 30.0  # to a proxy that was left, or had not been there, if it listens
+REACH_S = 1.0
 
 
 class ControllerLink:
@@ -74,6 +81,7 @@ class ControllerLink:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._turned_away: str | None = None
+        self._proxy_s: float | None = None  # when a proxy gave its last sign of life; None: there is none on this way
         self.listed: tuple[str, ...] = ()  # where the job's controllers listen, as one of them said last
         self._quiet = asyncio.Event()  # nothing waits to be acknowledged
         self._quiet.set()
@@ -86,8 +94,14 @@ class ControllerLink:
 
     @property
     def connected(self) -> bool:
-        """True while there is a connection to a controller, and not to one that stands by."""
-        return self._socket.connected and self._turned_away is None
+        """True while there is a connection to a controller, and not to one that stands by, nor to a silent proxy."""
+        silent = self._proxy_s is not None and self._loop.time() - self._proxy_s > SILENT_S
+        return self._socket.connected and self._turned_away is None and not silent
+
+    @property
+    def proxied(self) -> bool:
+        """True where a proxy is at the present endpoint."""
+        return self._proxy_s is not None
 
     @property
     def turned_away(self) -> str | None:
@@ -98,7 +112,7 @@ class ControllerLink:
         """Make the connection again, here or elsewhere. Raises ConfigurationError."""
         if self._closed:
             return
-        self._turned_away = None
+        self._turned_away = self._proxy_s = None
         if endpoint == self.endpoint:
             self._socket.connect_again()
         else:
@@ -195,6 +209,9 @@ class ControllerLink:
     def _received(self, batch: list[Received]) -> None:
         self._heard_s = self._loop.time()
         for frame in batch:
+            if frame.data == SIGN_OF_LIFE:
+                self._proxy_s = self._heard_s
+                continue
             try:
                 messages = unpack(frame.data)
             except WireError as error:
@@ -273,6 +290,14 @@ class ControllerLink:
             self._timer = self._loop.call_later(max(0.0, due_s - time.monotonic()), self._resend)
 
 
+def first_listening(endpoints: Sequence[str]) -> str | None:
+    """Return the first address at which anything listens, of all that the endpoints stand for. Blocks."""
+    for each in each_address(endpoints):
+        with contextlib.suppress(OSError), socket.create_connection(split(each), REACH_S):
+            return each
+    return None
+
+
 def _is_endpoint(text: str) -> bool:
     try:
         split(text)
@@ -281,28 +306,60 @@ def _is_endpoint(text: str) -> bool:
     return True
 
 
+class WatchedLink(Protocol):
+    """A connection that `Absence` watches, with what it has said of controllers; as in ControllerLink."""
+
+    listed: tuple[str, ...]
+
+    @property
+    def endpoint(self) -> str:
+        """Where a controller or a proxy is believed to listen."""
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a way to the controller."""
+
+    @property
+    def turned_away(self) -> str | None:
+        """Where the controller leads, if the one here stands by."""
+
+    @property
+    def proxied(self) -> bool:
+        """True where a proxy is here."""
+
+    def connect_to(self, endpoint: str) -> None:
+        """Make the connection again, here or elsewhere. Raises ConfigurationError."""
+
+
 class Absence:
-    """Watches one link in the running loop. `on_leave` is called once, when no controller was there for `leave_s`."""
+    """Watches one link in the running loop. `on_leave` is called once, when no controller was there for `leave_s`.
+
+    A link without one of its proxies on the way goes there once it listens.
+    """
 
     def __init__(
         self,
-        link: ControllerLink,
+        link: WatchedLink,
         endpoints: Sequence[str],
         on_leave: Callable[[], None] = lambda: None,
         *,
         follows: bool = True,
+        proxies: Sequence[str] = (),
     ) -> None:
         """`endpoints`: where controllers may listen; all their addresses are tried in turn, the present one last.
 
-        `follows`: go where a controller says that others listen, too.
+        `follows`: go where a controller says that others listen, too. `proxies`: are tried before controllers.
         """
         self.leave_s = float("inf")
         self._link = link
-        self._endpoints = tuple(endpoints)
+        self._proxies = tuple(proxies)
+        self._endpoints = (*self._proxies, *endpoints)
         self._follows = follows
         self._next: list[str] = []  # addresses that are to be tried in this turn
         self._again_s = self._next_s = NEXT_S
         self._resolving: asyncio.Task[None] | None = None
+        self._returning: asyncio.Task[None] | None = None
+        self._return_s = 0.0  # when a proxy is to be looked for
         self._on_leave = on_leave
         self._loop = asyncio.get_running_loop()
         self._here_s = self._tried_s = self._loop.time()
@@ -311,8 +368,9 @@ class Absence:
     def close(self) -> None:
         """Stop watching. Idempotent."""
         self._timer.cancel()
-        if self._resolving is not None:
-            self._resolving.cancel()
+        for task in (self._resolving, self._returning):
+            if task is not None:
+                task.cancel()
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_S, self._look)
@@ -321,6 +379,7 @@ class Absence:
             self._here_s = self._tried_s = now
             self._next.clear()
             self._next_s = NEXT_S
+            self._return(now)
         elif now - self._here_s > self.leave_s:
             self._timer.cancel()
             self._on_leave()
@@ -329,8 +388,25 @@ class Absence:
         elif not self._next:
             if self._resolving is None:
                 self._resolving = self._loop.create_task(self._resolve())
-        elif now - self._tried_s >= self._again_s:
+        elif now - self._tried_s >= self._again_s or self._link.proxied:  # one that was here is not waited for
             self._connect(self._next.pop(0), now)
+
+    def _return(self, now: float) -> None:
+        """Look for a proxy where there is none on the way; after a while, as its nodes do not all come at once."""
+        if not self._proxies or self._link.proxied:
+            self._return_s = 0.0
+        elif not self._return_s:
+            self._return_s = now + RETURN_S * random.uniform(0.5, 1.0)
+        elif now >= self._return_s and self._returning is None:
+            self._returning = self._loop.create_task(self._return_to_proxy())
+
+    async def _return_to_proxy(self) -> None:
+        try:
+            proxy = await asyncio.to_thread(first_listening, self._proxies)
+            if proxy is not None and self._link.connected:
+                self._connect(proxy, self._loop.time())
+        finally:
+            self._returning, self._return_s = None, 0.0
 
     def _connect(self, endpoint: str, now: float) -> None:
         self._tried_s = now

@@ -37,9 +37,11 @@ _JOIN = "join"
 _OPERATOR = "operator"
 _DETECTOR = "detector"
 _PLATFORM = "platform"
+_PROXY = "proxy"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _DATA_LINK = "..data"
 _ROOT = 0
+CONTROLLER_VARIABLE = "MIDSTEP_CONTROLLER"  # HOST:PORT, for what looks at a job from another machine
 TOKEN_FILE_VARIABLE = "MIDSTEP_TOKEN_FILE"
 HOME_TOKEN = Path("~/.midstep/token")  # of the jobs on several machines of a user whose home they share
 KEY_BYTES = 32
@@ -138,6 +140,10 @@ class FullToken(msgspec.Struct, frozen=True, tag="full", array_like=True):
     def platform_keys(self, job: str) -> KeyPair:
         """Return the key pair of the process that makes the job's nodes."""
         return derived_pair(self.secret, _PLATFORM, job)
+
+    def proxy_keys(self, job: str) -> KeyPair:
+        """Return the key pair with which the job's proxies connect to its controller."""
+        return derived_pair(self.secret, _PROXY, job)
 
     def detector_keys(self, job: str) -> KeyPair:
         """Return the key pair with which operators report faults as detectors."""

@@ -30,7 +30,7 @@ from .codec import MAX_FRAME_BYTES
 from .connection import ConnectionLimits, limits_by_descriptors
 from .errors import ConfigurationError
 from .front import ZAP_DOMAIN, Front, Gatekeeper
-from .identities import is_family, key_identity, may_be
+from .identities import PROXY_FAMILY, is_family, key_identity, may_be
 from .keys import ClientKeys, ServerKeys
 from .nonblocking import RECEIVE_LIMIT, Context, HandshakeWatch, NonblockingSocket, Received, wait
 
@@ -210,7 +210,8 @@ class RouterSocket(NonblockingSocket):
         if self._curve and not may_be(identity, user_id):
             self._refused["identity does not match key"] += 1
             return None
-        if not self._admit(identity, routing_id, of_family=user_id is not None and is_family(user_id)):
+        comes_and_goes = user_id is not None and is_family(user_id) and user_id != PROXY_FAMILY
+        if not self._admit(identity, routing_id, of_family=comes_and_goes):
             return None
         data = frames[1].bytes
         if len(data) > MAX_FRAME_BYTES:

@@ -77,6 +77,13 @@ class Activity(StrEnum):
 WATCHED = frozenset({Activity.COMPUTING, Activity.COLLECTIVE, Activity.COMMITTING, Activity.UPDATING})
 """The activities of a step proper, whose time counts against it."""
 
+FIRST_STEP_FACTOR, FIRST_STEP_GRACE_S = 10.0, 30.0
+
+
+def first_step_s(median_step_s: float) -> float:
+    """Return how long the first step after a recovery may take: it is slow for newcomers, and others wait for them."""
+    return FIRST_STEP_FACTOR * median_step_s + FIRST_STEP_GRACE_S
+
 
 class StandbyDepth(StrEnum):
     """The point up to which a process runs that is kept for the next fault."""

@@ -1,24 +1,28 @@
 """ClusterD as a client of its service `Recover` meets it, played: one job, its state machine, and its ways.
 
 Like the real one (MindCluster 26.1, `pkg/application/recover`) it takes in nothing of a job that has not registered,
-forgets what it had begun when a subscription begins or ends, says some signals twice, listens to a report only in the
-state that waits for it, and gives up when none comes. It has the job pause for another network port or for a stress
-test, and takes a fault meanwhile, or a device that the test finds, as it takes any other. Its waits are shorter, and
-what it would have Kubernetes do is only noted.
+forgets what it had begun when a subscription begins or ends, listens to a report only in the state that waits for it,
+and gives up when none comes. Of a fault that it finds it says which processes are to end (`preExitProcess`), and no
+more: it leads the fault once the job reports it; a fault that may be retried it leads at once. It has the job pause for
+another network port or for a stress test, and takes a fault meanwhile, or a device that the test finds, as it takes one
+that the job reports. Each fault that is through ends the subscription. Its waits are shorter, it says signals twice,
+and what it would have Kubernetes do is only noted.
 """
 
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from ..detectors.clusterd_service import CALLS, LEADS, MESSAGES, SERVICE, SUBSCRIPTIONS
 
 FLUSH_S = 0.2  # the real one waits for 10 s or more, for faults that belong together
+FOUND_S = 10.0  # so long the real one waits before it says what it has found, unless it leads a fault already
 REPORT_S = 60.0  # 15 minutes
 KEEP_ALIVE_S = 1.0
 TEST_S = 900
@@ -27,6 +31,13 @@ _NORMAL = "1"
 _FOUND, _STUCK = "2", frozenset({"3", "4"})  # codes of a stress test: the node is isolated; the rank is recovered
 _PORTS, _TESTS = "SubscribeNotifySwitch", "SubscribeNotifyExecStressTest"
 _Fault = tuple[list[int], str]
+
+
+class _Found(NamedTuple):
+    """Ranks that a device plugin or the like has found at fault."""
+
+    ranks: list[int]
+    kind: str
 
 
 class PlayedClusterd:
@@ -49,7 +60,7 @@ class PlayedClusterd:
         self._expected: frozenset[str] = frozenset()
         self._reports: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._notices: dict[str, queue.Queue[Any]] = {name: queue.Queue(1) for name in (_PORTS, _TESTS)}
-        self._work: queue.Queue[_Fault | Any] = queue.Queue()  # faults, and messages of what is to be done in a pause
+        self._work: queue.Queue[_Fault | _Found | Any] = queue.Queue()  # also messages: what is to be done in a pause
         self._epoch = 0
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
         self._server.add_generic_rpc_handlers((self._handlers(),))
@@ -70,7 +81,7 @@ class PlayedClusterd:
 
     def find(self, ranks: Sequence[int], kind: str = _NORMAL) -> None:
         """Find ranks at fault, as by a device plugin."""
-        self._work.put(([*ranks], kind))
+        self._work.put(_Found([*ranks], kind))
 
     def switch_ports(self, ranks: Mapping[int, bool]) -> None:
         """Have ranks use another network port, or their own again, as an operator of the cluster asks."""
@@ -148,7 +159,9 @@ class PlayedClusterd:
             try:
                 signal = mine.get(timeout=KEEP_ALIVE_S)
             except queue.Empty:
-                signal = MESSAGES["ProcessManageSignal"](jobId=self._task, signalType="keep-alive")
+                signal = MESSAGES["ProcessManageSignal"](
+                    uuid=f"{self._epoch}", jobId=self._task, signalType="keep-alive"
+                )
             if signal is None:
                 break
             yield signal
@@ -187,6 +200,7 @@ class PlayedClusterd:
             return _status(_UNREGISTERED, "not registered")
         told = [(int(each.rankId), each.faultType) for each in request.faultRanks]
         self.faults_told += told
+        self.path.append("told")
         self._work.put(([rank for rank, _kind in told], told[0][1]))
         return _status(_OK, "")
 
@@ -211,12 +225,35 @@ class PlayedClusterd:
                 continue
             epoch = self._epoch
             try:
+                if isinstance(work, _Found):
+                    self._take_in(work)
+                    continue
                 fault = work if isinstance(work, tuple) else self._maintain(work, epoch)
                 if fault is not None:
                     ranks, kind = fault
                     self._one_fault(ranks, kind, epoch)
             except _Forgotten as error:
                 self.path.append(f"forgotten: {error}")
+
+    def _take_in(self, found: _Found) -> None:
+        """Have the processes at fault end: the job is to report them. What may be retried is led at once."""
+        if found.kind != _NORMAL and "retry" in self.strategies:
+            self._work.put((found.ranks, found.kind))
+            return
+        deadline = time.monotonic() + FOUND_S
+        while self._signals is None and time.monotonic() < deadline:
+            self._closed.wait(0.05)
+        self.path.append("preExitProcess")
+        faults = [MESSAGES["FaultRank"](rankId=str(rank), faultType=_NORMAL) for rank in found.ranks]
+        pods = sorted({str(rank // self._ranks_per_pod) for rank in found.ranks})
+        actions = ["pre exit process"]
+        self._send(
+            uuid=f"{self._epoch}-{len(self.path)}",
+            signalType="preExitProcess",
+            actions=actions,
+            faultRanks=faults,
+            nodeRankIds=pods,
+        )
 
     def _maintain(self, notice: Any, epoch: int) -> _Fault | None:
         """Have something done in a pause; return the fault that it leads to."""
@@ -246,8 +283,7 @@ class PlayedClusterd:
             self._give_up("continue train failed")
             return None
         self.said.append("finished")
-        with self._lock:
-            self._epoch += 1  # the real one resets itself, which ends the lesser subscriptions
+        self.drop()
         return None
 
     def _found_in(self, tested: Any) -> list[int]:
@@ -291,6 +327,7 @@ class PlayedClusterd:
             result = self._exchange("changeStrategy", "status", epoch, ranks, kind, changeStrategy=strategy)
             self.results.append((result.strategy, result.status.code))
             if result.status.code == _OK or strategy == "dump":
+                self.drop()
                 return
 
     def _choose(self, kind: str, able: set[str], tried: list[str]) -> str:

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 import click
 
 from ...controller.endpoints.metrics_server import is_loopback
-from ...launch.reached_job import CONTROLLER_VARIABLE
 from ...protocol.errors import ConfigurationError
 from ...protocol.identities import Role
 from ...protocol.own_programs import own_program
-from ...protocol.token import without_token
+from ...protocol.token import CONTROLLER_VARIABLE, without_token
 from .command import host_and_port, require_server
 
 ANY_PORT = "127.0.0.1:0"

@@ -10,7 +10,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...protocol.incidents import BudgetUse, ControllerPhase, ControllerStatus, Incident, JobStatus, Outcome
+from ...protocol.incidents import (
+    BudgetUse,
+    ControllerPhase,
+    ControllerStatus,
+    Incident,
+    JobStatus,
+    Outcome,
+    ProxyStatus,
+)
+from ...protocol.proxied import SILENT_S
 from ...protocol.rank_logs import debug_log, output_log
 from ...protocol.slow_records import SlowAnswer, SlowRecord, SlowTold
 from ...protocol.time_spent import TimeSpent
@@ -326,10 +335,12 @@ def hold_lines(status: JobStatus) -> list[Text]:
 
 
 def controller_lines(status: JobStatus) -> list[Text]:
-    """Return which controllers the job has, where there are several or the one is not in service, and a pause."""
+    """Return which controllers the job has, where there are several or one is not in service; proxies; and a pause."""
     living, lines = status.controllers, []
     if len(living) > 1 or any(each.phase is not ControllerPhase.HOT for each in living):
         lines.append(Text("controllers: ").append(Text(", ".join(map(_controller_text, living)))))
+    if status.proxies:
+        lines.append(Text("proxies: ").append(Text(", ".join(map(_proxy_text, status.proxies)))))
     if status.failover_paused_until_s:
         until = wording.date_text(status.failover_paused_until_s)
         lines.append(Text(f"failover is paused until {until}: no standby takes over", style="bold yellow"))
@@ -339,6 +350,11 @@ def controller_lines(status: JobStatus) -> list[Text]:
 def _controller_text(each: ControllerStatus) -> str:
     text = f"{wording.cell(each.name)} (pid {each.pid}) {each.phase}"
     return f"{text}, term {each.term}" if each.term else text
+
+
+def _proxy_text(each: ProxyStatus) -> str:
+    text = f"{wording.cell(each.name)} with {wording.count_text(each.nodes, 'node')}"
+    return f"{text}, silent for {wording.duration_text(each.silent_s)}" if each.silent_s > SILENT_S else text
 
 
 def overview(incidents: tuple[Incident, ...], until_s: float) -> Table:

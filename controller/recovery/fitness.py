@@ -24,6 +24,7 @@ MAX_STANDING = 10_000  # a cluster's documents speak of all its nodes; the oldes
 MAX_OF_ONE = 5_000  # of one detector: its own oldest goes, so that none can push out what others have seen
 MAX_PUT_OFF = 1000  # faults that wait for a world
 MAX_COUNTED = 10_000  # devices and codes whose occurrences are counted
+SAME_EVENT_S = 35.0  # `npu-smi` is asked every 5 s and has 30 s to answer; another detector may have told at once
 RAISED = FaultLevel.MANUALLY_SEPARATE_NPU  # of a fault that came too often; it stays so until that recovers
 _TOO_OFTEN = "are too often"  # ends its meaning: detectors report this level, too
 
@@ -51,6 +52,7 @@ class FaultBook:
     faults: dict[Key, StandingFault] = field(default_factory=dict)
     _keys: dict[str, dict[Key, None]] = field(default_factory=dict)  # by detector, the oldest first
     _times: dict[Key, list[float]] = field(default_factory=dict)
+    _seen_by: dict[Key, str] = field(default_factory=dict)  # the latest of these times
 
     def enter(self, report: FaultReport, now: float) -> tuple[FaultReport, bool]:
         """Enter what occurred; return it, at a higher level if it came too often, and whether it is news.
@@ -141,22 +143,29 @@ class FaultBook:
 
     def _counted(self, report: FaultReport, now: float) -> FaultReport:
         """Note one more occurrence, and raise the level of what came too often."""
-        most = max((rule.times for rule in self.too_often), default=1)
-        for rule in self.too_often:
-            if report.code is None or report.code.lower() not in {code.lower() for code in rule.codes}:
-                continue
-            key = (report.node or "", str(report.device), report.code.lower())
-            times = self._times.setdefault(key, [])
-            times.append(now)
-            del times[:-most]
-            while len(self._times) > MAX_COUNTED:
-                del self._times[next(iter(self._times))]
+        code = (report.code or "").lower()
+        rules = [rule for rule in self.too_often if code in {each.lower() for each in rule.codes}]
+        times = self._noted((report.node or "", str(report.device), code), report.seen_by, now) if rules else []
+        for rule in rules:
             recent = sum(now - at_s <= rule.window_s for at_s in times)
             if recent >= rule.times:
                 meaning = f"{recent} times within {rule.window_s:g} s, {rule.times} {_TOO_OFTEN}"
                 meaning = f"{report.meaning}; {meaning}" if report.meaning else meaning
                 return msgspec.structs.replace(report, level=RAISED, meaning=meaning)
         return report
+
+    def _noted(self, key: Key, seen_by: str, now: float) -> list[float]:
+        """Note an occurrence, unless another detector has just told of the same; return when there was one."""
+        times = self._times.setdefault(key, [])
+        if not times or self._seen_by.get(key) == seen_by or now - times[-1] > SAME_EVENT_S:
+            times.append(now)
+            self._seen_by[key] = seen_by
+        del times[: -max(rule.times for rule in self.too_often)]
+        while len(self._times) > MAX_COUNTED:
+            oldest = next(iter(self._times))
+            del self._times[oldest]
+            self._seen_by.pop(oldest, None)  # a snapshot of an earlier release has none
+        return times
 
 
 def came_too_often(report: FaultReport) -> bool:

@@ -25,6 +25,7 @@ from ...protocol.types import (
     RestoreSource,
     Rung,
     StepReport,
+    first_step_s,
     node_address,
     rank_address,
 )
@@ -49,10 +50,6 @@ from .world import DONE, GONE, NOT_STOPPED, PARKED, Holder, RankEvent, RankState
 
 # Rungs that keep processes alive, and so depend on state that can be had from them.
 KEEPING = (Rung.RETRY_STEP, Rung.RECOVER_IN_PLACE, Rung.RECOVER)
-
-# The first step after a resume is slow for newcomers, and the step clock does not judge it.
-FIRST_STEP_FACTOR = 10.0
-FIRST_STEP_GRACE_S = 30.0
 
 
 # --- a generation is opened -------------------------------------------------------------------------------------------
@@ -336,7 +333,7 @@ def _resume(state: JobState) -> Recs:
     # No longer than the policy says, and less where the usual step is known.
     limit_s, median_s = state.policy.deadlines.first_step_s, state.progress.median_step_s
     state.progress.resumed(step)
-    state.enter(min(limit_s, FIRST_STEP_FACTOR * median_s + FIRST_STEP_GRACE_S) if median_s > 0 else limit_s)
+    state.enter(min(limit_s, first_step_s(median_s)) if median_s > 0 else limit_s)
     return None
 
 

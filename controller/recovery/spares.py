@@ -53,7 +53,7 @@ def _look_again(state: JobState) -> Recs:
 
 def _node_came(state: JobState, _: NodeCame) -> Recs:
     state.arrivals.refills = 0
-    if not state.world.named(NodeState.REQUESTED):
+    if _REFILL.due(state) is not None and not state.world.named(NodeState.REQUESTED):
         _REFILL.drop(state)
     return None
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from midstep.launch.directories import HOME_VARIABLE
+
 from .calm import made_once
 from .comparing import finish
 from .jobs import RANKS, STEPS, Job, Record
@@ -31,6 +33,14 @@ def chosen(config: pytest.Config) -> str | None:
     """Return the device that the command line has chosen."""
     device: str | None = config.getoption("--device", default=None)
     return device
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A home of jobs for these tests: that of a person may have isolated devices, and is to get none of theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="module")

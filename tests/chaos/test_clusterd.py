@@ -84,9 +84,9 @@ def pass_gate(job: Job, step: int, incidents: int) -> None:
 
 
 def test_what_clusterd_finds_is_recovered_and_answered_in_its_own_order(
-    start_job: StartJob, undisturbed: Record, clusterd: PlayedClusterd, bridge: Bridge
+    start_job: StartJob, undisturbed: Record, clusterd: PlayedClusterd, bridge: Bridge, tmp_path: Path
 ) -> None:
-    """In place, then on another node; a killed rank is nothing to it. It is cut off in between, and comes back."""
+    """In place, then on another node; a killed rank is nothing to it. Each fault ends the subscription."""
     job = start_job(spares=1, gates=GATES, policy={**ROOMY, "deadlines": {"stop_grace_s": 2.0}})
     job.held_at(IN_PLACE)
     bridge(job)
@@ -94,12 +94,12 @@ def test_what_clusterd_finds_is_recovered_and_answered_in_its_own_order(
     clusterd.find([1])
     job.until(lambda status: bool(status.incidents), "the fault")
     pass_gate(job, IN_PLACE, 1)
-    steps = ["stopTrain", "stopped", "globalFault", "strategies", "changeStrategy recover", "status"]
+    led = ["stopTrain", "stopped", "globalFault", "strategies", "changeStrategy recover", "status"]
+    steps = ["preExitProcess", "told", *led]
     job.until(lambda _: clusterd.results == [("recover", 0)], "what came of it")
     assert walked(clusterd) == steps
 
     job.held_at(MOVED)
-    clusterd.drop()
     clusterd.strategies = ("recover",)
     job.until(lambda _: clusterd.subscriptions == 2, "the next subscription")
     clusterd.find([2])
@@ -125,7 +125,8 @@ def test_what_clusterd_finds_is_recovered_and_answered_in_its_own_order(
     (skipped,) = [each for each in second["decisions"][-1]["skipped"] if each["rung"] == "recover_in_place"]
     assert "SeparateNPU" in skipped["reason"]
     assert walked(clusterd) == []
-    assert clusterd.faults_told == []
+    assert clusterd.faults_told == [(1, "1"), (2, "1")], "those that it has found itself"
+    assert "keep-alive" not in (tmp_path / "clusterd.log").read_text()
     assert_same_numbers(job.record(), undisturbed)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,23 @@ class _Link:
         self.endpoint = FIRST
         self.tried: list[str] = []
         self.turned_away: str | None = None
+        self.proxied = False
         self.listed: tuple[str, ...] = ()
 
     def connect_to(self, endpoint: str) -> None:
         self.tried.append(endpoint)
         self.endpoint = endpoint
+        self.proxied = False
         if len(self.tried) == 1:
             raise ConfigurationError("not now")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look without a pause, and connect elsewhere after a long one."""
+    monkeypatch.setattr(absence, "LOOK_S", 0.0)
+    monkeypatch.setattr(absence, "CONNECT_AGAIN_S", 3600.0)
+    monkeypatch.setattr(absence, "NEXT_S", 3600.0)
 
 
 @pytest.fixture
@@ -48,7 +59,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_agent_tries_all_endpoints_in_turn_and_leaves_when_none_answers_for_too_long(quick: None) -> None:
     async def run() -> _Link:
         link, left = _Link(), asyncio.Event()
-        watch = Absence(link, [FIRST, SECOND], left.set)  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST, SECOND], left.set)
         while len(link.tried) < 4:
             await asyncio.sleep(0)
         assert not left.is_set()
@@ -72,7 +83,7 @@ def test_each_turn_gives_an_endpoint_twice_as_long_so_that_a_busy_machine_can_an
         played_ms = itertools.count()
         monkeypatch.setattr(loop, "time", lambda: next(played_ms) / 1000)
         link = _Link()
-        watch = Absence(link, [FIRST, SECOND])  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST, SECOND])
         while len(link.tried) < 9:
             if len(times) < len(link.tried):
                 times.append(loop.time())
@@ -91,7 +102,7 @@ def test_all_addresses_of_a_name_are_tried_and_looked_up_again(quick: None, monk
 
     async def run() -> list[str]:
         link = _Link()
-        watch = Absence(link, ["tcp://a:1", SECOND])  # type: ignore[arg-type]
+        watch = Absence(link, ["tcp://a:1", SECOND])
         while len(link.tried) < 6:
             await asyncio.sleep(0)
         watch.close()
@@ -110,7 +121,7 @@ def test_an_agent_that_is_turned_away_goes_to_the_controller_that_leads_and_then
     async def run(*, follows: bool) -> list[str]:
         link = _Link()
         link.turned_away, link.listed = third, (third, SECOND)
-        watch = Absence(link, [FIRST], follows=follows)  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST], follows=follows)
         while len(link.tried) < 5:
             await asyncio.sleep(0)
         watch.close()
@@ -126,7 +137,7 @@ def test_an_agent_that_is_connected_stays_however_long_it_hears_nothing(quick: N
     async def run() -> list[str]:
         link, left = _Link(), asyncio.Event()
         link.connected = True
-        watch = Absence(link, [FIRST], left.set)  # type: ignore[arg-type]
+        watch = Absence(link, [FIRST], left.set)
         watch.leave_s = 0.0
         for _ in range(100):
             await asyncio.sleep(0)
@@ -160,3 +171,47 @@ def test_the_end_of_an_agent_is_read_by_the_launcher_that_started_it(tmp_path: P
     write_agent_end(tmp_path, AgentEnd(75, "gone"))
 
     assert read_agent_end(tmp_path) == AgentEnd(75, "gone")
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_proxy_that_falls_silent_is_left_at_once() -> None:
+    """Where a controller was, it is waited for: another one may take its port."""
+
+    async def tried(*, proxied: bool) -> list[str]:
+        link = _Link()
+        link.tried.append("")  # the first try of this link fails
+        link.proxied = proxied
+        watch = Absence(link, [SECOND], proxies=[FIRST])
+        await asyncio.sleep(0.3)
+        watch.close()
+        return link.tried[1:]
+
+    assert asyncio.run(tried(proxied=True)) == [SECOND]
+    assert asyncio.run(tried(proxied=False)) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_node_goes_to_its_proxy_once_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "RETURN_S", 0.01)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            port = gone.getsockname()[1]
+        proxy = f"tcp://127.0.0.1:{port}"
+        link = _Link()
+        link.connected, link.endpoint = True, SECOND
+        link.tried.append("")
+        watch = Absence(link, [SECOND], proxies=[proxy])
+        await asyncio.sleep(0.1)
+        assert link.endpoint == SECOND
+        with socket.create_server(("127.0.0.1", port)):
+            give_up_s = asyncio.get_running_loop().time() + 20
+            while link.endpoint != proxy:
+                assert asyncio.get_running_loop().time() < give_up_s
+                await asyncio.sleep(0.01)
+            link.proxied = True
+            await asyncio.sleep(0.05)
+        watch.close()
+        assert set(link.tried) == {"", proxy}
+
+    asyncio.run(run())

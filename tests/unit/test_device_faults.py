@@ -210,6 +210,30 @@ def test_what_comes_too_often_on_one_device_is_separated_until_a_person_has_look
     assert book.enter(elsewhere, 61.0)[0].level is FaultLevel.RESTART_BUSINESS
 
 
+def test_what_two_detectors_tell_of_one_event_has_come_once() -> None:
+    """As the kernel's log and `npu-smi` do. What one of them tells again is another event."""
+    book = FaultBook(2, (TooOften(codes=("C1",), times=3, window_s=1000.0),))
+    report = FaultReport(FaultKind.DEVICE, 0.0, "log", "", node="n", device=0, level=FaultLevel.RESTART_NPU, code="C1")
+    told = [("log", 0.0), ("smi", 4.0), ("log", 10.0), ("smi", 14.0), ("smi", 100.0), ("log", 104.0)]
+    levels = []
+    for seen_by, at_s in told:
+        each = msgspec.structs.replace(report, seen_by=seen_by)
+        levels.append(book.enter(each, at_s)[0].level)
+        book.clear(each)
+    assert [level is FaultLevel.MANUALLY_SEPARATE_NPU for level in levels] == [False] * 4 + [True, True]
+
+
+def test_a_code_with_two_rules_is_counted_once() -> None:
+    rules = (TooOften(codes=("C1",), times=3, window_s=1000.0), TooOften(codes=("C1",), times=2, window_s=10.0))
+    book = FaultBook(2, rules)
+    report = FaultReport(FaultKind.DEVICE, 0.0, "d", "", node="n", device=0, level=FaultLevel.RESTART_NPU, code="C1")
+    levels = []
+    for at_s in (0.0, 50.0, 55.0):
+        levels.append(book.enter(report, at_s)[0].level)
+        book.clear(report)
+    assert levels == [FaultLevel.RESTART_NPU, FaultLevel.RESTART_NPU, FaultLevel.MANUALLY_SEPARATE_NPU]
+
+
 def test_a_fault_book_is_bounded() -> None:
     book = FaultBook(2)
     report = FaultReport(FaultKind.DEVICE, 0.0, "d", "", level=FaultLevel.RESTART_NPU, assertion=Assertion.OCCUR)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import cast
 
 import msgspec
+import pytest
 
 from midstep.agent.relay import Relay
 from midstep.controller.recovery.events import ControllerStarted, Send
 from midstep.controller.routes import Routes
-from midstep.controller.wire import Wire
+from midstep.controller.wire import UNCONFIRMED_LIMIT, UNCONFIRMED_PER_RANK, Wire
 from midstep.protocol.codec import encode, envelopes_of, frame_of, pack
 from midstep.protocol.link import ControllerLink
 from midstep.protocol.mailbox import Mailbox, acknowledged_after
@@ -20,6 +21,7 @@ from midstep.protocol.messages import (
     EndJob,
     Envelope,
     NodeHeartbeat,
+    NodeJoined,
     OrderRanks,
     Quiesce,
     RankFinished,
@@ -28,7 +30,7 @@ from midstep.protocol.messages import (
     StartProcess,
 )
 from midstep.protocol.transport import DealerSocket, Received, RouterSocket
-from midstep.protocol.types import CONTROLLER, Rendezvous, rank_address
+from midstep.protocol.types import CONTROLLER, Rendezvous, StoreEndpoint, node_address, rank_address
 
 A, B = "node/a", "node/b"
 STORE = Rendezvous("127.0.0.1", 1, "secret")
@@ -219,6 +221,26 @@ def test_a_turn_takes_a_bounded_number_of_messages() -> None:
     socket.arrived = [Received(A, A, full)] * 100
     wire.receive(0.0)
     assert 0 < len(socket.arrived) < 100
+
+
+@pytest.mark.parametrize("world_size", [LARGE, 7 * LARGE])
+def test_what_the_ranks_of_a_job_say_at_its_start_is_taken_in_though_none_of_it_is_durable_yet(world_size: int) -> None:
+    """In a small job so much is more than it has to say, and comes again later."""
+    socket = Socket(A, B)
+    wire = wire_of(socket, world_size)
+    nodes, each = [f"n{number}" for number in range(7)], 2 * LARGE
+    for node in nodes:
+        mailbox = Mailbox(job="j", address=node_address(node), session=1)
+        words = [
+            encode(mailbox.post(NodeJoined(node, node, StoreEndpoint("127.0.0.1", 1), ()), CONTROLLER, 0.0))
+            for _ in range(each)
+        ]
+        socket.arrived += [Received(mailbox.address, mailbox.address, frame) for frame in pack(words)]
+    taken = 0
+    while socket.arrived:
+        taken += len(wire.receive(0.0))
+    assert taken == max(UNCONFIRMED_LIMIT, UNCONFIRMED_PER_RANK * world_size)
+    assert wire.refused.get("the journal is behind", 0) == len(nodes) * each - taken
 
 
 def test_orders_for_a_node_that_is_not_there_yet_are_sent_when_it_is() -> None:

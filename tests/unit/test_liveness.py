@@ -205,3 +205,15 @@ def test_a_controller_of_more_nodes_takes_more_heartbeats_together() -> None:
     """In a small job it hardly waits for others; in the largest, news may have to wait for a fiftieth of a second."""
     assert beats_spacing(2) == beats_spacing(300) == 0.005
     assert 0.005 < beats_spacing(600) < beats_spacing(1200) <= beats_spacing(100_000) == 0.02
+
+
+def test_a_node_is_not_lost_while_its_silence_may_be_that_of_its_proxy() -> None:
+    made, now, tolerated_until_s = watching("a", "b", "c"), 0.0, 2 * SILENT_S
+    lost_at: dict[str, float] = {}
+    while now < 3 * SILENT_S:
+        now += INTERVAL_S / 2
+        for node in ("b", "c"):
+            made.hear(node, now)
+        tolerated = {"a"} if now < tolerated_until_s else set()
+        lost_at |= {event.node: now for event in made.judge(now, tolerated.__contains__) if isinstance(event, NodeLost)}
+    assert lost_at == {"a": tolerated_until_s}

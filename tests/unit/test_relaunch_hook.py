@@ -6,18 +6,20 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from midstep.controller import relaunch_hook
+from midstep.controller.recovery.world import NodeState
 from midstep.controller.relaunch_hook import HookCommand, NodeBringer, RelaunchHook, answered, homes_of, relaunches
 from midstep.policies.files import parse_policy
 from midstep.protocol.compat import within
 from midstep.protocol.errors import PolicyError
 from midstep.protocol.incidents import JobStatus, NodeStatus, RankStatus
-from midstep.protocol.messages import NodeLost, NodeRefused, PlatformJoined
-from midstep.testing.fake_cluster import FakeCluster, job
+from midstep.protocol.messages import CreateNode, NodeLost, NodeRefused, PlatformJoined
+from midstep.testing.fake_cluster import FakeCluster, job, only
 
 WAIT_S = 30.0
 
@@ -241,6 +243,45 @@ def test_a_command_that_brings_nothing_ends_the_wait_with_the_reason(
     assert isinstance(refused, NodeRefused)
     assert refused.node == "node2"
     assert reason in refused.reason
+
+
+def test_a_node_of_another_name_than_was_said_ends_the_wait_and_the_next_loss_is_asked_for() -> None:
+    """As pods do that an operator makes again: the command has named the node that was wanted."""
+
+    async def run() -> None:
+        cluster, told = FakeCluster(job(spares=0)).start(), list[object]()
+
+        def tell(news: Any) -> None:
+            told.append(news)
+            cluster.feed(news)
+
+        def status() -> JobStatus:
+            return cluster.machine.status(cluster.now)
+
+        command = HookCommand('sh -c \'echo "{\\"nodes\\": [\\"$MIDSTEP_WANTED\\"]}"\'', "demo", WAIT_S)
+        bringer = NodeBringer(command, "demo", status, tell, look_s=0.01)
+        running = asyncio.create_task(bringer.run())
+
+        async def until_told(count: int) -> None:
+            while len(told) < count:
+                await asyncio.sleep(0.01)
+
+        try:
+            await within(WAIT_S, until_told(1))
+            for lost, comes in (("node1", "m8"), ("m8", "m9")):
+                before = len(told)
+                (asked,) = only(cluster.feed(NodeLost(lost, "gone", cluster.now)), CreateNode)
+                bringer.bring(asked.node)
+                cluster.feed(cluster.node(comes))
+                await within(WAIT_S, until_told(before + 1))
+                assert told[-1] == NodeRefused(asked.node, f"{comes} has come in its place")
+                assert {cluster.holder(rank).node for rank in (2, 3)} == {comes}
+                assert cluster.machine.state.world.named(NodeState.REQUESTED) == []
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(run())
 
 
 def test_a_policy_whose_command_is_to_bring_nodes_names_one() -> None:

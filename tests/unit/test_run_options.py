@@ -1,5 +1,6 @@
 """`midstep run`: what is refused before anything is made or started."""
 
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from midstep.cli.main import main
 from midstep.cli.run import command
 from midstep.devices.kinds import NPU
 from midstep.launch.job import Start, create_job
+from midstep.launch.joining import prepare
+from midstep.launch.meeting import RendezvousPoint, Wishes
 from midstep.launch.script_imports import MOST_BYTES, MOST_FILES, refuse_another_size
 from midstep.policies.schema import ScalePolicy
 from midstep.protocol.errors import ConfigurationError, PolicyError
+from midstep.protocol.token import new_token
 
 
 @pytest.fixture
@@ -231,3 +235,30 @@ def test_a_policy_whose_world_cannot_get_smaller_refuses_a_range_of_nodes(tmp_pa
     start = Start(command=(str(script),), nodes=4, least_nodes=2, policy_file=policy, job_directory=tmp_path / "job")
     with pytest.raises(PolicyError, match=r"with --nnodes 2:4.*\n?.*scale\.min_nodes: needs checkpoint in restore"):
         create_job(start)
+
+
+@pytest.mark.parametrize("further", [[], ["--platform", "ray"]])
+def test_proxies_are_refused_where_no_machine_joins(further: list[str], script: Path) -> None:
+    """They would be left out in silence."""
+    said = CliRunner().invoke(main, ["run", "--proxy", "rack7:29410", *further, str(script)])
+    assert said.exit_code == 1
+    assert "--proxy is for machines that join a job" in said.output
+
+
+def test_proxies_that_the_policy_does_not_let_in_are_warned_of(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MIDSTEP_HOME", str(tmp_path / "jobs"))
+    policy = tmp_path / "policy.yaml"
+    for number, allowed in enumerate((False, True)):
+        policy.write_text(f"controller: {{proxies: {str(allowed).lower()}}}\n")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        point = RendezvousPoint("127.0.0.1", port, f"j{number}", True, 600.0, "")
+        caplog.clear()
+        start = Start(command=(str(script),), policy_file=policy)
+        machine = prepare(point, new_token(), start, Wishes(proxies=("tcp://rack7:29410",)))
+        machine.held.remove()
+        assert machine.claim is not None
+        machine.claim.close()
+        assert ("lets none in" in caplog.text) is not allowed

@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from midstep.agent.heartbeat import Stall, StallClock
-from midstep.controller.recovery import lifecycle
-from midstep.protocol.types import Activity, RankProgress, StepTimes
+from midstep.protocol.types import Activity, RankProgress, StepTimes, first_step_s
 
 MEDIAN_S = 0.2
 LIMIT_S = 3 * MEDIAN_S + 1.0
-FIRST_LIMIT_S = lifecycle.FIRST_STEP_FACTOR * MEDIAN_S + lifecycle.FIRST_STEP_GRACE_S
+FIRST_LIMIT_S = first_step_s(MEDIAN_S)
 
 
 def clock() -> StallClock:

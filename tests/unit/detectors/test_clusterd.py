@@ -131,10 +131,75 @@ def test_the_strategies_are_those_that_the_budgets_leave(dialogue: Dialogue) -> 
     )
 
 
-@pytest.mark.parametrize("kind", ["globalFault", "faultNodesExit", "preExitProcess"])
+@pytest.mark.parametrize("kind", ["globalFault", "faultNodesExit"])
 def test_the_nodes_of_pods_that_are_to_exit_are_left(dialogue: Dialogue, kind: str) -> None:
     (report,) = reports(dialogue.heard(signal(kind, nodes=(1,)), TRAINING, 1.0))
     assert (report.node, report.rank, report.level) == ("node1", None, FaultLevel.SEPARATE_NPU)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OPEN, Outcome.RESUMED])
+def test_the_node_to_which_the_ranks_of_such_a_pod_have_moved_already_is_not_left(
+    dialogue: Dialogue, outcome: Outcome
+) -> None:
+    """ClusterD says so ten seconds after the job has told it, and means the pod in which they were then."""
+    dialogue.looked(at("quiescing", Outcome.OPEN, rung=Rung.RECOVER, seen_by="node/node0"), 1.0)
+    moved = at("running", outcome, rung=Rung.RECOVER, seen_by="node/node0")
+    dialogue.heard(signal("stopTrain"), moved, 2.0)
+    assert reports(dialogue.heard(signal("globalFault", uuid="u2", nodes=(0,)), moved, 12.0)) == []
+
+
+def test_the_node_of_a_pod_that_is_to_exit_is_left_whatever_has_moved_before(dialogue: Dialogue) -> None:
+    before = at("running", Outcome.RESUMED, rung=Rung.RECOVER)
+    dialogue.heard(signal("preExitProcess", nodes=(0,)), before, 50.0)
+    dialogue.heard(signal("stopTrain", uuid="u2"), before, 51.0)
+    (report,) = reports(dialogue.heard(signal("globalFault", uuid="u3", nodes=(0,)), before, 61.0))
+    assert report.node == "node0"
+
+
+def test_processes_that_are_to_end_before_anything_is_decided_end_where_they_are(dialogue: Dialogue) -> None:
+    """ClusterD begins when it hears that they have ended, and may have them recovered in place."""
+    report, told = dialogue.heard(signal("preExitProcess", nodes=(0,)), TRAINING, 1.0)
+    assert isinstance(report, d.TellFault)
+    assert (report.report.node, report.report.rank, report.report.level) == (None, 1, FaultLevel.RESTART_REQUEST)
+    assert told == d.ReportProcessFault(RANKS)
+    assert dialogue.heard(signal("stopTrain", uuid="u2"), TRAINING, 1.1) == []
+
+
+def test_a_process_that_is_being_replaced_when_it_is_to_end_is_told_and_not_ended_again(dialogue: Dialogue) -> None:
+    status = at("quiescing", Outcome.OPEN, seen_by="node/node0")
+    assert dialogue.heard(signal("preExitProcess", nodes=(0,)), status, 1.0) == [d.ReportProcessFault(RANKS)]
+
+
+def test_a_process_of_a_pod_that_has_changed_is_not_ended(dialogue: Dialogue) -> None:
+    """ClusterD names the ranks of all faults, and the pods that are still those in which they were seen."""
+    assert dialogue.heard(signal("preExitProcess", nodes=(1,)), TRAINING, 1.0) == []
+
+
+def test_a_rank_that_clusterd_was_told_of_is_stopped_again_for_a_fault_after_its_strategy(dialogue: Dialogue) -> None:
+    """A fault in the midst of a recovery has no stopTrain of its own."""
+    dialogue.heard(signal("preExitProcess", nodes=(0,)), TRAINING, 1.0)
+    dialogue.heard(signal("changeStrategy", uuid="u2", strategy="recover"), at("quiescing", Outcome.OPEN), 2.0)
+    dialogue.looked(at("running", Outcome.RESUMED), 3.0)
+    (report,) = reports(dialogue.heard(signal("stopTrain", uuid="u3"), at("running", Outcome.RESUMED), 9.0))
+    assert report.rank == 1
+
+
+def test_processes_that_have_ended_are_told_again_when_clusterd_has_forgotten_them(dialogue: Dialogue) -> None:
+    """It forgets with the end of the fault before, or when it is started again; a sign of life says that it listens."""
+    dialogue.heard(signal("preExitProcess", nodes=(0,)), TRAINING, 1.0)
+    dialogue.began()
+    status = at("quiescing", Outcome.OPEN)
+    assert dialogue.looked(status, 1.1) == []
+    assert dialogue.heard(signal("keep-alive"), status, 6.0) == [d.ReportProcessFault(RANKS)]
+    assert dialogue.heard(signal("keep-alive"), status, 11.0) == []
+
+
+def test_what_clusterd_has_forgotten_and_midstep_has_recovered_is_taken_back(dialogue: Dialogue) -> None:
+    """Else the next process of that rank would wait for a device that is well."""
+    dialogue.heard(signal("preExitProcess", nodes=(0,)), TRAINING, 1.0)
+    dialogue.began()
+    back = reports(dialogue.heard(signal("keep-alive"), at("running", Outcome.RESUMED), 6.0))
+    assert [(each.rank, each.fault_id, each.assertion) for each in back] == [(1, "rank1", Assertion.RECOVER)]
 
 
 @pytest.mark.parametrize("strategy", ["retry", "recover"])
@@ -235,7 +300,9 @@ def test_a_new_subscription_begins_anew(dialogue: Dialogue) -> None:
     dialogue.heard(signal("stopTrain"), status, 2.0)
     dialogue.began()
     assert not dialogue.is_waiting
-    assert len(dialogue.looked(status, 3.0)) == 1
+    assert dialogue.looked(status, 3.0) == [], "it forgets once more when it takes the subscription in"
+    dialogue.heard(signal("keep-alive"), status, 8.0)
+    assert len(dialogue.looked(status, 8.0)) == 1
 
 
 @pytest.mark.skipif("MIDSTEP_MINDCLUSTER" not in os.environ, reason="MIDSTEP_MINDCLUSTER names no checkout")

@@ -11,7 +11,7 @@ from midstep.cli.status import as_data
 from midstep.cli.views.incident_data import incident_json
 from midstep.cli.views.report_text import incident_view, job_view
 from midstep.cli.views.status_view import status_view
-from midstep.protocol.incidents import HoldRecord, Incident, JobStatus, RankPhase, RankStatus
+from midstep.protocol.incidents import HoldRecord, Incident, JobStatus, ProxyStatus, RankPhase, RankStatus
 from midstep.protocol.types import CONTROLLER, Decision, FaultKind, FaultReport, Rung, SkippedRung
 
 
@@ -222,3 +222,9 @@ def test_status_has_the_scores_of_the_slowest_ranks(status: JobStatus, ratios: t
     lines = [line.strip() for line in text.splitlines() if line.startswith("slowest: ")]
     assert lines == ([] if not says else [lines[0]])
     assert says in "".join(lines)
+
+
+def test_a_status_names_proxies_and_those_that_are_silent(running: JobStatus) -> None:
+    known = (ProxyStatus("rack7", 96, 0.2), ProxyStatus("rack8", 1, 3.2))
+    said = plain(status_view(msgspec.structs.replace(running, proxies=known)))
+    assert "proxies: rack7 with 96 nodes, rack8 with 1 node, silent for 3.20 s\n" in said
