@@ -23,7 +23,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
-from ..devices.device_busy import HELD_S, held_s, while_busy
+from ..devices.device_busy import held_s, while_busy
 from ..devices.library_calls import LIBRARY_CALLS
 from .background import Abandoned, BackgroundTask
 from .device_communicator import DeviceCommunicator, Named
@@ -43,15 +43,11 @@ _REGISTRATION = BackendRegistration(BACKEND)
 
 
 class CollectiveLibrary(NamedTuple):
-    """A device's collective library: torch-npu's calls, the torch.distributed backend it registers, its device.
-
-    `held_s`: a process that has ended holds the device for up to so long, and the root of a group must not ask before.
-    """
+    """A device's collective library: torch-npu's calls, the torch.distributed backend it registers, its device."""
 
     calls: Any
     backend: str
     device: str
-    held_s: float = 0.0
 
 
 class HcclCommunicator(DeviceCommunicator):
@@ -123,7 +119,7 @@ class HcclCommunicator(DeviceCommunicator):
 
     def _await_free_device(self, check: Callable[[], object]) -> None:
         """Wait until the process before has let go of the device for sure. Raises what `check` does meanwhile."""
-        while (left_s := held_s(self._library.held_s)) > 0:
+        while (left_s := held_s(self._library.calls)) > 0:
             check()
             time.sleep(min(left_s, _TICK_S))
 
@@ -181,4 +177,4 @@ def npu_communicator() -> HcclCommunicator:
     import torch_npu  # type: ignore[import-not-found,unused-ignore]
 
     note_batches()
-    return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu", HELD_S))
+    return HcclCommunicator(CollectiveLibrary(torch_npu, "hccl", "npu"))

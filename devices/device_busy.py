@@ -30,15 +30,16 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _TEXT.search(str(error)) is not None
 
 
-def held_s(limit_s: float = HELD_S) -> float:
-    """Return how long the process before may hold this process's device yet, if it does for `limit_s` after its end.
+def held_s(library: object) -> float:
+    """Return how long the process before may hold this process's device yet: for HELD_S after its end.
 
     It had ended when the agent began to start this one, or was ended then. 0 in the first process of a rank. Where the
-    rank has come from another node, it is as if the process before had been here.
+    rank has come from another node, it is as if the process before had been here. `library`: torch-npu, or what stands
+    in its place, which may have a HELD_S of its own.
     """
     if int(os.environ.get(INCARNATION, "1")) == 1:
         return 0.0
-    return max(0.0, float(os.environ[STARTED_S]) + limit_s - time.monotonic())
+    return max(0.0, float(os.environ[STARTED_S]) + getattr(library, "HELD_S", HELD_S) - time.monotonic())
 
 
 def pauses(limit_s: float = BUSY_S) -> Iterator[float]:

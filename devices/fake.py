@@ -26,7 +26,7 @@ default_generators = (torch.Generator(),)  # a script that draws on the device d
 _thread = threading.local()
 _LATE_US = 150_000  # age of an error that is reported late
 _STRESS_SIDE = 256
-HELD_S = texts.HELD_S  # not part of torch-npu: the real one takes longer
+HELD_S = texts.HELD_S  # not part of torch-npu, of which device_busy.py knows how long it takes
 _RUN, _STOP = 1, 2  # what torch-npu sets for the watchdog
 
 

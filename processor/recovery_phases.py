@@ -78,11 +78,12 @@ class RecoveryPhases:
         corrupted = [shard_id for shard_id in ids if device.corrupted(tensors[shard_id])]
         for shard_id in corrupted:  # all have been asked: shards can share memory, and it is unlocked as a whole
             device.mark_safe(tensors[shard_id])  # from here on it counts as lost, until a replica has overwritten it
-        if isinstance(framework, Deriving):
-            device.mark_safe(framework.derived())
-        _log.warning(
-            "device memory is corrupted: %s", ", ".join(corrupted) or "it is not known where, so no shard is trusted"
-        )
+        derived = framework.derived() if isinstance(framework, Deriving) else ()
+        struck = sum(device.corrupted([tensor]) for tensor in derived)
+        device.mark_safe(derived)
+        beside = [f"{struck} of {len(derived)} buffers that no shard has, and that are written again"] if struck else []
+        where = ", ".join([*corrupted, *beside]) or "it is not known where"
+        _log.warning("device memory is corrupted: %s%s", where, "" if corrupted else "; no shard is trusted")
         return corrupted or ids
 
     def clean(self) -> list[str]:

@@ -19,10 +19,10 @@ from ...detectors.clusterd_lines import encode_line, read_report
 from ...protocol import environment as names
 from ...protocol.errors import ConfigurationError
 from ...protocol.own_programs import own_program
+from ...protocol.token import CONTROLLER_VARIABLE
 from .values import RET_ERROR, RET_OK
 
 ACTIONS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
-CONTROLLER = "MIDSTEP_CONTROLLER"  # as `midstep clusterd` reads it
 STRATEGIES = (*d.RecoverStrategy, d.CONTINUE)
 STOP, PAUSE = "stop", "pause"
 CLOSE_S = 10.0
@@ -34,7 +34,7 @@ def job_named(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the words that name a job to `midstep clusterd`; None: this process names none, or it is a rank."""
     if names.AGENT_SOCKET in environment:
         return None
-    if environment.get(CONTROLLER):
+    if environment.get(CONTROLLER_VARIABLE):
         return ()  # the token says which
     directory = environment.get(names.JOB_DIRECTORY)
     return (directory,) if directory else None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...devices.base import Damage, Device
-from ...devices.device_busy import HELD_S, held_s
+from ...devices.device_busy import held_s
 from ...protocol.errors import ConfigurationError
 from .values import is_mindspore
 
@@ -89,7 +89,7 @@ def await_free_device() -> None:
     """
     library = sys.modules.get("torch_npu")
     if library is not None:
-        time.sleep(held_s(getattr(library, "HELD_S", HELD_S)))  # the fake one has its own
+        time.sleep(held_s(library))
 
 
 def await_rank_before_groups() -> None:

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.chaos.conftest import own_home
 from tests.contract.gloo.conftest import Ranks
 from tests.contract.makers import MAKERS
 
 from .environment import require_cann
+
+__all__ = ["own_home"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from midstep.adapters.mindio.device import await_free_device
+from midstep.devices import fake
 from midstep.devices.device_busy import BUSY_S, HELD_S, LONGEST_PAUSE_S, held_s, is_busy, pauses, while_busy
 from midstep.devices.fake_chip import BUSY, RETRY_FAILED, told
 from midstep.processor.exceptions import chain_of, classify, known_patterns
@@ -90,7 +91,13 @@ def test_a_device_is_free_for_sure_some_time_after_its_process_was_replaced(
 ) -> None:
     monkeypatch.setenv(INCARNATION, incarnation)
     monkeypatch.setenv(STARTED_S, str(time.monotonic() - started_s_ago))
-    assert held_s() == pytest.approx(left_s, abs=0.5)
+    assert held_s(ModuleType("torch_npu")) == pytest.approx(left_s, abs=0.5)
+
+
+def test_what_stands_in_the_place_of_torch_npu_may_hold_the_device_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INCARNATION, "2")
+    monkeypatch.setenv(STARTED_S, str(time.monotonic()))
+    assert held_s(fake) == pytest.approx(fake.HELD_S, abs=0.5)
 
 
 def test_handlers_of_mindio_find_the_device_free(monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> None:

@@ -286,21 +286,29 @@ def test_every_shard_in_corrupted_memory_counts_as_lost(device: NpuDevice) -> No
     assert not device.corrupted([flat])
 
 
-def test_memory_that_is_derived_from_shards_may_be_used_again(device: NpuDevice) -> None:
-    """No shard has it, and none is trusted; but what is written whole by the rollback costs no process."""
+@pytest.mark.parametrize("shard_as_well", [False, True])
+def test_memory_that_is_derived_from_shards_may_be_used_again(
+    device: NpuDevice, caplog: pytest.LogCaptureFixture, shard_as_well: bool
+) -> None:
+    """What is written whole by the rollback costs no process, and the log says that it was struck."""
     shard, derived = torch.zeros(100), torch.zeros(100)
     framework = SimpleNamespace(
         shards=lambda: (ShardHold("one", 1),),
         open_shard=lambda _: SimpleNamespace(tensors=[shard]),
-        derived=lambda: [derived],
+        derived=lambda: [torch.zeros(100), derived],
     )
     runtime, nothing = cast("Any", SimpleNamespace(device=device, settings=JobSettings())), cast("Any", None)
     phases = RecoveryPhases(runtime, cast("Any", framework), nothing, nothing, nothing)
     CHIP.corrupt(derived)
+    if shard_as_well:
+        CHIP.corrupt(shard)
     device.memory_error_raised()
     device.stop()
     assert phases.inspect() == ["one"]
     assert not device.corrupted([derived])
+    beside = "1 of 2 buffers that no shard has, and that are written again"
+    said = f"one, {beside}" if shard_as_well else f"{beside}; no shard is trusted"
+    assert f"device memory is corrupted: {said}" in caplog.messages
 
 
 def test_marking_everything_unsafe_locks_every_tensor(device: NpuDevice) -> None:

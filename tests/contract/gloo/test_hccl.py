@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from tests.contract.makers import BEFORE_STOP_S, MEGABYTE, DeviceMaker, Setup
 
-from midstep.communicators import hccl
 from midstep.communicators.base import DeviceMessage
 from midstep.communicators.device_communicator import NEVER
 from midstep.protocol.environment import INCARNATION, STARTED_S
@@ -121,18 +120,16 @@ def join_a_busy_device(rank: Rank) -> None:
     assert isinstance(maker, DeviceMaker)
 
     def be_started() -> None:
-        os.environ |= {INCARNATION: "2", STARTED_S: str(time.monotonic())}
+        maker.calls.HELD_S = BUSY_S  # this process ends with the test
         maker.hold_device(BUSY_S)
+        os.environ |= {INCARNATION: "2", STARTED_S: str(time.monotonic())}  # the process before had ended by then
 
     join_late(rank, be_started)
 
 
 @pytest.mark.parametrize("victim", [VICTIM, 0])
-def test_a_newcomer_waits_for_its_device_in_the_attempt_that_is_under_way(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, victim: int
-) -> None:
+def test_a_newcomer_waits_for_its_device_in_the_attempt_that_is_under_way(ranks: Ranks, victim: int) -> None:
     """HCCL refuses with error code 7 and EJ0001 until then; the peers wait meanwhile. Rank 0 is the root of groups."""
-    monkeypatch.setattr(hccl, "HELD_S", BUSY_S)
     stop_survivors(ranks, victim)
     ranks.start(victim, WORLD, join_a_busy_device)
     assert ranks.hear(victim) == "checked"
