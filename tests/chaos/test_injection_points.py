@@ -76,11 +76,17 @@ TWICE = {
 }
 Cases = dict[str, tuple[list[Any], set[int], int]]
 Incidents = dict[str, dict[str, Any]]
+ALL_IN_RECOVERIES: Cases = {
+    **IN_A_RECOVERY,
+    **{f"{point} again": case for point, case in AGAIN.items()},
+    **{f"{point} twice": case for point, case in TWICE.items()},
+}
 
 
 @pytest.fixture(scope="module")
 def killed_in_steps(start_shared_job: StartJob) -> Job:
-    return start_shared_job(faults=[fault for faults, _, _ in IN_A_STEP.values() for fault in faults], **ONE_NODE)
+    faults = [fault for faults, _, _ in IN_A_STEP.values() for fault in faults]
+    return start_shared_job(faults=faults, gates=gates_of(IN_A_STEP), **ONE_NODE)
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +111,14 @@ def test_kills_in_steps_change_no_bit(killed_in_steps: Job, step_incidents: Inci
 @pytest.fixture(scope="module")
 def killed_in_recoveries(start_shared_job: StartJob, step_incidents: Incidents) -> Job:
     assert step_incidents  # that job is over: there are few cores
-    faults = [fault for cases in (IN_A_RECOVERY, AGAIN, TWICE) for faults, _, _ in cases.values() for fault in faults]
-    return start_shared_job(spares=len(TWICE), faults=faults, policy={**ROOMY, "ladder": LADDER})
+    faults = [fault for faults, _, _ in ALL_IN_RECOVERIES.values() for fault in faults]
+    gates = gates_of(ALL_IN_RECOVERIES)
+    return start_shared_job(spares=len(TWICE), faults=faults, policy={**ROOMY, "ladder": LADDER}, gates=gates)
 
 
 @pytest.fixture(scope="module")
 def recovery_incidents(killed_in_recoveries: Job) -> Incidents:
-    again = {f"{point} again": case for point, case in AGAIN.items()}
-    twice = {f"{point} twice": case for point, case in TWICE.items()}
-    return incidents_of(killed_in_recoveries, {**IN_A_RECOVERY, **again, **twice})
+    return incidents_of(killed_in_recoveries, ALL_IN_RECOVERIES)
 
 
 @pytest.mark.parametrize("point", IN_A_RECOVERY)
@@ -161,8 +166,16 @@ def test_kills_in_recoveries_change_no_bit(
     assert_same_numbers(killed_in_recoveries.record(), undisturbed)
 
 
+def gates_of(cases: Cases) -> list[int]:
+    """Return a step in front of each case but the first: a fault in an incident that is still open belongs to that."""
+    return [faults[0].step - 1 for faults, _, _ in cases.values()][1:]
+
+
 def incidents_of(job: Job, cases: Cases) -> Incidents:
-    """Wait for the job and return its incidents by case."""
+    """Let one incident after the other happen, wait for the job, and return its incidents by case."""
+    for gate in gates_of(cases):
+        job.held_at(gate)
+        job.open_gate(gate)
     incidents = finish(job)["incidents"]
     told = [(incident["cause"], incident["resumed_step"]) for incident in incidents]
     assert len(incidents) == len(cases), f"{told}\n{job.said()}"
