@@ -72,7 +72,8 @@ class TimeAccount:
             self._book(self.category, min(event.guarded_until_s, now))
             self._book(None if self.category is None else C.UNGUARDED, now)
         else:
-            self._book(self.category, now)
+            self._book(self.category, self._resumed_s(state, now))
+            self._book(C.TRAINING, now)
         incident = state.history.open
         if self.open_number and (incident is None or incident.number != self.open_number):
             self._closed(state, self.open_number)
@@ -114,6 +115,13 @@ class TimeAccount:
     def told(self, status: JobStatus) -> JobStatus:
         """Return a status with the account as of its moment."""
         return msgspec.structs.replace(status, time=self.until(status.at_s), time_lately=self.windows(status.at_s))
+
+    def _resumed_s(self, state: JobState, now: float) -> float:
+        """Return when all had repeated the step, if that is what is heard at `now`: what they said may come late."""
+        incident = state.history.incidents[-1] if self.open_number else None
+        if incident is None or incident.number != self.open_number or incident.outcome is not Outcome.RESUMED:
+            return now
+        return now if incident.resumed_s is None else min(incident.resumed_s, now)
 
     # --- booking ----------------------------------------------------------------------------------------------------
 

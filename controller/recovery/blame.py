@@ -277,7 +277,9 @@ def _on_progress_reported(state: JobState, event: m.ProgressReported) -> Recs:
 def _resolve(state: JobState) -> Recs:
     """The time for the culprit to show itself is over: blame by the clocks, dismiss, link again, or ask the ladder."""
     hasty = not state.clocks.complete and not state.clocks.awaited
-    if state.clocks.complete and not state.clocks.again and state.now - state.clocks.asked_s > PROBE_S:
+    apart = state.phase_of_ranks is Phase.RUNNING and read_apart(state.clocks.read.values())
+    old = apart or state.now - state.clocks.asked_s > PROBE_S
+    if state.clocks.complete and not state.clocks.again and old:
         # What was read first says nothing of now: a cable may have been mended since.
         _read_clocks(state, again=True)
         return None
@@ -385,6 +387,15 @@ def stalled_ranks(clocks: Collection[RankProgress], silent: Iterable[int] = (), 
     if len(blamed) == sum(clock.activity is not Activity.FINISHED for clock in clocks):
         return ()
     return tuple(sorted(clock.rank for clock in blamed if clock.rest_s or clock.activity_age_s > limit_s))
+
+
+def read_apart(clocks: Collection[RankProgress]) -> bool:
+    """Say whether some clocks were read long before others: a rank is two steps ahead of another.
+
+    A step is committed when all ranks are at its end, so one that stands still is left no further behind than that.
+    """
+    steps = [clock.step for clock in clocks if clock.activity is not Activity.FINISHED]
+    return bool(steps) and max(steps) - min(steps) > 1
 
 
 def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:

@@ -198,7 +198,8 @@ def _on_step_committed(state: JobState, event: m.StepCommitted) -> Recs:
     if holder is None or event.generation != state.generation:
         state.ignore("step of another generation")
         return None
-    state.progress.first_step(event.committed, event.median_step_s, event.at_s)
+    if holder.state is RankState.RESUMING:  # else it is said once more, perhaps after the incident has ended
+        state.progress.first_step(event.committed, event.median_step_s, event.at_s)
     state.world.take(holder, RankEvent.STEP_COMMITTED)
     return None
 

@@ -62,7 +62,8 @@ def _on_node_joined(state: JobState, event: m.NodeJoined) -> Recs:
     devices = visible_devices(state.job.environment) or event.devices
     if devices:
         state.book.visible[event.node] = devices
-    state.send(node_address(event.node), m.WelcomeNode(state.job))
+    if node.state in REACHABLE:  # else the platform was told to end it, and is told again
+        state.send(node_address(event.node), m.WelcomeNode(state.job))
     if is_new:
         _check(state, event.node)
     else:

@@ -50,6 +50,15 @@ def test_a_node_that_breaks_while_another_is_waited_for_is_left_when_the_world_s
     assert cluster.machine.state.world.nodes["node0"].given_back
 
 
+def test_a_node_that_was_given_back_is_told_nothing_when_it_joins_once_more() -> None:
+    """The platform was told to end it."""
+    cluster = waiting()
+    cluster.feed(broken(cluster, "node0"), cluster.node("node2"), DeadlinePassed())
+    assert cluster.machine.state.world.nodes["node0"].given_back
+    cluster.feed(NodeLost("node0", "deleted", cluster.now))
+    assert cluster.feed(cluster.node("node0")) == []
+
+
 def test_a_node_that_is_well_again_before_the_world_starts_is_used() -> None:
     cluster = waiting()
     cluster.feed(broken(cluster, "node0"), broken(cluster, "node0", Assertion.RECOVER))

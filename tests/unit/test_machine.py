@@ -87,6 +87,19 @@ def test_collateral_reports_wait_for_the_culprit(cluster: FakeCluster) -> None:
     assert [body.rank for body in only(bodies, StartProcess)] == [1]
 
 
+def test_a_first_step_that_is_told_again_with_the_last_one_ends_no_incident_later(cluster: FakeCluster) -> None:
+    """The record is that of a controller that takes over, to which each word comes by itself."""
+    cluster.feed(cluster.exited(1))
+    cluster.feed(*(cluster.quiesced(rank, 5, peers=[1]) for rank in (0, 2, 3)), cluster.joined(1))
+    cluster.feed(*(cluster.ready(rank, 5) for rank in range(4)))
+    cluster.feed(*(cluster.committed(rank, 6) for rank in (0, 1, 2)))
+    last = cluster.committed(3, 6)
+    again = msgspec.structs.replace(cluster.committed(0, 6), at_s=last.at_s + 1.0)
+    cluster.now += 2.0
+    cluster.machine.handle(last, cluster.now, again)
+    assert cluster.machine.incidents[0].resumed_s == last.at_s
+
+
 def test_a_link_fault_with_nobody_at_fault_repeats_the_step(cluster: FakeCluster) -> None:
     """After the grouping time everybody quiesces and nobody is replaced."""
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION))

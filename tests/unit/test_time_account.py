@@ -62,6 +62,22 @@ def test_a_recovery_is_told_by_its_parts(cluster: FakeCluster) -> None:
     assert spent.recovery_s == pytest.approx(incident.recovery_s, abs=0.05)
 
 
+def test_ranks_train_from_their_first_step_on_however_late_the_last_one_is_heard(cluster: FakeCluster) -> None:
+    cluster.now += 100.0
+    cluster.feed(cluster.exited(1))
+    cluster.feed(*(cluster.quiesced(rank, 5, peers=[1]) for rank in (0, 2, 3)), cluster.joined(1))
+    cluster.feed(*(cluster.ready(rank, 5) for rank in range(4)))
+    cluster.now += 2.0
+    cluster.feed(*(cluster.committed(rank, 6) for rank in range(3)))
+    last = cluster.committed(3, 6)
+    cluster.now += 8.0
+    cluster.feed(last)
+    cluster.expect(Phase.RUNNING)
+    spent = told(cluster)
+    assert spent.seconds[C.FIRST_STEP] == pytest.approx(2.0, abs=0.1)
+    assert spent.seconds[C.TRAINING] == pytest.approx(108.0, abs=0.1)
+
+
 def test_a_suspicion_is_a_part_of_the_detection(cluster: FakeCluster) -> None:
     cluster.now += 100.0
     cluster.feed(cluster.fault(0, FaultKind.COMMUNICATION))
