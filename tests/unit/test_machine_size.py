@@ -38,7 +38,7 @@ NOUNS = "protocol"
 # Devices that are isolated for the next jobs: 14 lines (what was raised by the job itself, why a node at a start is not
 # used, the policy's key); files and names are none of the core.
 # An event of which two detectors tell, or that two rules count: 9.
-# Clocks that were read apart are read again, a first step that is told twice, a node that was given back and is there: 14.
+# Clocks that were read apart, a first step that is told twice, a node that was given back and joins: 14.
 # How long the first step after a recovery may take, for agents as well: 7 of nouns, 4 less here.
 # Which proxies speak for how many nodes, in the status: 8 of nouns.
 MOST_FILES, MOST_LINES, MOST_LEVELS = 29, 9534, 9
