@@ -141,8 +141,15 @@ def reaction(finding: Finding, *, collateral: bool) -> Reaction:
     return Reaction.LEAVE
 
 
-def fault_in_recovery(error: Exception) -> FaultKind | None:
-    """Return what has failed when rebuild, repair or rollback raised this; None if it is not midstep's own error."""
+def fault_in_recovery(error: Exception, patterns: Sequence[Pattern]) -> FaultKind | None:
+    """Return what has failed when rebuild, repair or rollback raised this; None if it is not midstep's own error.
+
+    A callback whose own collective has failed is not at fault for that: a peer is, or its device was stopped.
+    """
+    if isinstance(error, errors.CallbackFailed):
+        finding = classify(chain_of(error), patterns)
+        if finding.known and finding.kind in {None, FaultKind.COMMUNICATION}:
+            return FaultKind.COMMUNICATION
     kinds: tuple[tuple[type[Exception], FaultKind], ...] = (
         (errors.LinkUpFailed, FaultKind.LINK_UP),
         (errors.CallbackFailed, FaultKind.EXCEPTION),

@@ -472,7 +472,7 @@ class ExceptionPolicy:
 
     def in_recovery(self, error: Exception) -> None:
         """Report why rebuild, repair or rollback failed; raise `error` again if this process has to end."""
-        kind = exceptions.fault_in_recovery(error)
+        kind = exceptions.fault_in_recovery(error, self._patterns)
         if kind is None:
             if self.in_training(error) is exceptions.Reaction.LEAVE:
                 self._runtime.flush()

@@ -298,7 +298,7 @@ class RankThread:
 
     def _judge(self, action: act.JudgeFailure) -> None:
         """Report why a recovery has failed: always midstep's own error."""
-        process, kind = self._process, fault_in_recovery(action.error)
+        process, kind = self._process, fault_in_recovery(action.error, ())
         assert kind is not None
         process.in_collective = False
         process.faulty = process.faulty or kind is FaultKind.CORRUPTION

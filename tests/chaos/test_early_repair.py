@@ -10,7 +10,7 @@ from midstep.protocol.types import InjectionPoint
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import ONE_NODE, Job, Record, inject
-from .test_injection_points import Incidents, incidents_of
+from .test_injection_points import Incidents, gates_of, incidents_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.both_devices(second_in_soak=True), pytest.mark.timeout(240)]
 
@@ -87,7 +87,8 @@ STATE_BYTES = 10_000  # the model of these jobs has more
 
 @pytest.fixture(scope="module")
 def killed(start_shared_job: StartJob) -> Job:
-    return start_shared_job(faults=[fault for faults, _, _ in CASES.values() for fault in faults], **ONE_NODE)
+    faults = [fault for faults, _, _ in CASES.values() for fault in faults]
+    return start_shared_job(faults=faults, gates=gates_of(CASES), **ONE_NODE)
 
 
 @pytest.fixture(scope="module")

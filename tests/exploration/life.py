@@ -194,7 +194,7 @@ class Life:
             case act.ReportFault(kind=kind):
                 self._report(kind)
             case act.JudgeFailure(error=error):
-                self._report(fault_in_recovery(error))
+                self._report(fault_in_recovery(error, ()))
             case act.SetActivity(activity=activity):
                 self.activity = activity
             case act.EndPhase():

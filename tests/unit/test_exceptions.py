@@ -9,8 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstep.processor.exceptions import Finding, Reaction, chain_of, classify, known_patterns, parse_patterns, reaction
+from midstep.processor.exceptions import (
+    Finding,
+    Reaction,
+    chain_of,
+    classify,
+    fault_in_recovery,
+    known_patterns,
+    parse_patterns,
+    reaction,
+)
 from midstep.protocol.errors import (
+    CallbackFailed,
     CommunicatorAborted,
     CommunicatorFailed,
     ConfigurationError,
@@ -267,6 +277,26 @@ def test_settings_that_midstep_refuses_are_no_fault_of_a_process_which_waits_for
     assert reaction(refused, collateral=True) is Reaction.WAIT
     foreign = type("ConfigurationError", (ValueError,), {})("no such model")
     assert found(foreign).kind is FaultKind.EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (RuntimeError(f"HCCL function error: HcclAllReduce, error code is 21{ERROR_TAIL}"), FaultKind.COMMUNICATION),
+        (RuntimeError(f"FORCE STOP.{ERROR_TAIL}"), FaultKind.COMMUNICATION),
+        (RuntimeError(f"UCE ERROR.{ERROR_TAIL}"), FaultKind.EXCEPTION),
+        (RuntimeError(QUEUE_DEAD), FaultKind.EXCEPTION),
+        (KeyError("optimizer"), FaultKind.EXCEPTION),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_a_callback_is_not_to_blame_for_its_own_collective_that_a_peer_has_failed(
+    cause: Exception, kind: FaultKind
+) -> None:
+    """Handlers of MindIO have barriers of their own: with a second fault in a repair each rank would be replaced."""
+    failed = CallbackFailed(f"the callback of repair raised {type(cause).__name__}: {cause}")
+    failed.__cause__ = cause
+    assert fault_in_recovery(failed, PATTERNS) is kind
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
