@@ -124,12 +124,19 @@ def _broken_before_the_world_was_back() -> set[Happened]:
 
 
 def _back_at_a_wrong_step() -> set[Happened]:
-    """At the first start there is nothing to be saved."""
-    rejoining = Written(job(), Policy(ladder=(STOP,)))
-    rejoining.join()
+    """At the first start there is nothing to be saved; in a recovery there is, where no other rung is left."""
+    starting = Written(job(), Policy(ladder=(STOP,)))
+    starting.join()
+    starting.feed(starting.ready(0, 99))
+    starting.expect(Phase.ENDED)
+    rejoining = Written(job(spares=0), Policy(ladder=(RungPolicy(Rung.RECOVER_IN_PLACE, attempts=1), STOP)))
+    rejoining.start()
+    rejoining.feed(rejoining.exited(1))
+    rejoining.feed(*(rejoining.quiesced(rank, 5, peers=[1]) for rank in (0, 2, 3)), rejoining.joined(1))
+    rejoining.expect(Phase.REJOINING)
     rejoining.feed(rejoining.ready(0, 99))
-    rejoining.expect(Phase.ENDED)
-    return rejoining.seen
+    rejoining.expect(Phase.SAVING)
+    return starting.seen | rejoining.seen
 
 
 def _saved_after_its_newcomer_has_failed() -> set[Happened]:
