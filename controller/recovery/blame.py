@@ -390,12 +390,13 @@ def stalled_ranks(clocks: Collection[RankProgress], silent: Iterable[int] = (), 
 
 
 def read_apart(clocks: Collection[RankProgress]) -> bool:
-    """Say whether some clocks were read long before others: a rank is two steps ahead of another.
+    """Say whether some clocks may have been read long before others: those of the ranks stand at different steps.
 
-    A step is committed when all ranks are at its end, so one that stands still is left no further behind than that.
+    A step is committed when all ranks are at its end. One that stands still is left behind at that end only, and is
+    found there again; one that was read before the others went on is not.
     """
-    steps = [clock.step for clock in clocks if clock.activity is not Activity.FINISHED]
-    return bool(steps) and max(steps) - min(steps) > 1
+    working = [clock for clock in clocks if clock.activity is not Activity.FINISHED]
+    return len({clock.step for clock in working}) > 1 and not any(clock.suspended for clock in working)
 
 
 def excused_ranks(clocks: Iterable[RankProgress]) -> tuple[int, ...]:

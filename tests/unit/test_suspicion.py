@@ -208,23 +208,32 @@ def test_clocks_that_took_long_to_read_are_read_again_once(cluster: FakeCluster)
     assert cluster.machine.phase is Phase.RUNNING
 
 
-def test_clocks_that_were_read_steps_apart_are_read_again(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("step", [9, 12])
+def test_clocks_that_stand_at_different_steps_are_read_again(cluster: FakeCluster, step: int) -> None:
     """One answer came late, and the rank for which the others had waited has gone on meanwhile, as they have."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
     waits = [clock(rank, Activity.COLLECTIVE, **STANDS) for rank in (0, 1, 2)]  # type: ignore[arg-type]
-    bodies = probed(cluster, *waits, clock(3, Activity.COMPUTING, step=10, collectives=50, age_s=0.1))
+    bodies = probed(cluster, *waits, clock(3, Activity.COMPUTING, step=step, collectives=50, age_s=0.1))
     assert len(only(bodies, ProbeProgress)) == len(bodies) == 2
     assert probed(cluster, *(clock(rank, Activity.COMPUTING, **RUNS) for rank in range(4))) == []  # type: ignore[arg-type]
     assert cluster.machine.incidents[0].outcome is Outcome.DISMISSED
 
 
-def test_a_rank_that_stays_steps_behind_is_judged(cluster: FakeCluster) -> None:
+def test_a_rank_that_stays_a_step_behind_is_judged(cluster: FakeCluster) -> None:
     """By what is read the second time, as it is."""
     cluster.feed(cluster.fault(0, FaultKind.STALL))
-    ahead = [clock(rank, Activity.COLLECTIVE, step=10, collectives=50, age_s=9.0) for rank in (0, 1, 2)]
-    behind = clock(3, Activity.COMPUTING, **STANDS)  # type: ignore[arg-type]
+    ahead = [clock(rank, Activity.COLLECTIVE, step=9, collectives=50, age_s=9.0) for rank in (0, 1, 2)]
+    behind = clock(3, Activity.UPDATING, **STANDS)  # type: ignore[arg-type]
     assert only(probed(cluster, *ahead, behind), StartProcess) == []
     assert [order.rank for order in only(probed(cluster, *ahead, behind), StartProcess)] == [3]
+
+
+def test_a_process_that_the_kernel_has_stopped_is_blamed_at_the_first_reading(cluster: FakeCluster) -> None:
+    """It is certain."""
+    cluster.feed(cluster.fault(0, FaultKind.STALL))
+    ahead = [clock(rank, Activity.COLLECTIVE, step=9, collectives=50, age_s=9.0) for rank in (0, 1, 2)]
+    stopped = msgspec.structs.replace(clock(3, Activity.UPDATING, **STANDS), suspended=True)  # type: ignore[arg-type]
+    assert [order.rank for order in only(probed(cluster, *ahead, stopped), StartProcess)] == [3]
 
 
 def test_a_node_that_is_cut_off_is_not_blamed_before_it_counts_as_silent(cluster: FakeCluster) -> None:
