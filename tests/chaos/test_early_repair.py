@@ -43,6 +43,7 @@ CASES = {
         36,
     ),
 }
+FAULTS = [fault for faults, _, _ in CASES.values() for fault in faults]
 DIFFERING = Path(__file__).with_name("differing.py")
 # The training of `training.py` where rank 3's first process dies in the rebuild of a recovery, and not at once: by then
 # all others have begun theirs, and what they move early is on its way. A link-up may take 1.5 s.
@@ -87,8 +88,7 @@ STATE_BYTES = 10_000  # the model of these jobs has more
 
 @pytest.fixture(scope="module")
 def killed(start_shared_job: StartJob) -> Job:
-    faults = [fault for faults, _, _ in CASES.values() for fault in faults]
-    return start_shared_job(faults=faults, gates=gates_of(CASES), **ONE_NODE)
+    return start_shared_job(faults=FAULTS, gates=gates_of(CASES), **ONE_NODE)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_kills_beside_reads_of_the_sources_memory_change_no_bit(
     """The newcomer reads what it has lost from the process of its source, which may be killed meanwhile."""
     script = tmp_path / "reading.py"
     script.write_text(READING)
-    job = start_job(script=script, faults=[fault for faults, _, _ in CASES.values() for fault in faults], **ONE_NODE)
+    job = start_job(script=script, faults=FAULTS, gates=gates_of(CASES), **ONE_NODE)
     for case, incident in incidents_of(job, CASES).items():
         assert_nobody_harmed(incident, CASES[case][1])
     assert_same_numbers(job.record(), undisturbed)
