@@ -42,7 +42,6 @@ from midstep.protocol.messages import (
     RanksReported,
     RankWord,
     StartProcess,
-    StartProcesses,
 )
 from midstep.protocol.transport import DealerSocket
 from midstep.protocol.types import JobSpec, Rendezvous, rank_of
@@ -156,8 +155,6 @@ class Peer:
 
 
 def _commands(body: Message) -> list[Message]:
-    if isinstance(body, StartProcesses):
-        return [*body.starts]
     return [order.command for order in body.orders] if isinstance(body, OrderRanks) else [body]
 
 
