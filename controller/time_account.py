@@ -73,7 +73,7 @@ class TimeAccount:
             self._book(None if self.category is None else C.UNGUARDED, now)
         else:
             self._book(self.category, self._resumed_s(state, now))
-            self._book(C.TRAINING, now)
+            self._book(None if self.category is None else C.TRAINING, now)
         incident = state.history.open
         if self.open_number and (incident is None or incident.number != self.open_number):
             self._closed(state, self.open_number)

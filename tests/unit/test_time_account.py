@@ -147,6 +147,16 @@ def test_the_end_of_a_job_ends_its_time(cluster: FakeCluster) -> None:
     assert told(cluster, after_s=1e6).wall_s == told(cluster).wall_s
 
 
+def test_what_is_heard_after_the_end_of_a_job_takes_none_of_its_time(cluster: FakeCluster) -> None:
+    """A platform, or a node, has something to say a while later."""
+    cluster.now += 10.0
+    cluster.feed(StopRequested("enough"), StopRequested("enough"))
+    before = told(cluster)
+    cluster.now += 50.0
+    cluster.feed(cluster.node("node9"))
+    assert told(cluster).seconds == before.seconds
+
+
 def test_a_window_tells_of_its_own_time_only(cluster: FakeCluster) -> None:
     """An hour of recovery, then a day of training: the last hour is all training, and the last day nearly all."""
     cluster.feed(cluster.exited(1))
