@@ -189,7 +189,7 @@ class Agent:
                     self._join()
             case m.OrderRanks() as orders:
                 self._relay.order(envelope, orders)
-            case m.StartProcess() as order:
+            case m.StartProcesses() as order:
                 self._start(order)
             case m.StopProcess() as order:
                 self._ranks.stop(order)
@@ -210,12 +210,13 @@ class Agent:
     def _acknowledged(self, number: int) -> None:
         self._relay.acknowledged(number)
 
-    def _start(self, order: m.StartProcess) -> None:
-        self._heartbeat.forget(order.rank)
-        if not order.early:  # the rank has another process for now, which may be ordered something
-            self._relay.forget(order.rank)
-        self._scheduler.look(order)
-        self._ranks.start(order)
+    def _start(self, order: m.StartProcesses) -> None:
+        for start in order.starts:
+            self._heartbeat.forget(start.rank)
+            if not start.early:  # the rank has another process for now, which may be ordered something
+                self._relay.forget(start.rank)
+            self._scheduler.look(start)
+            self._ranks.start(start)
 
     def _inject(self, fault: ArmedFault) -> None:
         if fault.action is FaultAction.KILL_NODE:
@@ -224,6 +225,9 @@ class Agent:
 
     def _say(self, body: m.Message) -> None:
         """Report something of the ranks, behind what they have said themselves."""
+        if isinstance(body, m.ProcessStarted):
+            self._relay.started(body)
+            return
         self._relay.leave()
         self._link.post(body)
 

@@ -14,8 +14,8 @@ import zmq
 
 from ..protocol.codec import decode, encode, pack, unpack
 from ..protocol.errors import WireError
-from ..protocol.messages import Envelope, OrderRanks, RanksReported
-from ..protocol.rank_relay import RankRelay, gathering_of
+from ..protocol.messages import Envelope, NodeReport, OrderRanks, ProcessStarted
+from ..protocol.rank_relay import STARTS_WAIT, RankRelay, gathering_of
 from ..protocol.transport import Received, RouterSocket
 from ..protocol.types import CONTROLLER
 
@@ -41,7 +41,7 @@ class Relay:
         session: int,
         oldest_session: Callable[[str], int | None],
         ranks: Callable[[], Collection[int]],
-        post: Callable[[RanksReported], int | None],
+        post: Callable[[NodeReport], int | None],
     ) -> None:
         self._router = router
         self._oldest_session = oldest_session
@@ -52,6 +52,7 @@ class Relay:
         self._gather_s = 0.0
         self._to_ranks: dict[str, list[bytes]] = {}  # what this turn of the loop has for each rank
         self._gathering: asyncio.TimerHandle | None = None
+        self._starting: asyncio.TimerHandle | None = None
         self._repeating: asyncio.TimerHandle | None = None
         self._closed = False
         self._refused: Counter[str] = Counter()
@@ -87,11 +88,20 @@ class Relay:
             self._gathering = self._loop.call_later(self._gather_s, self.leave)
         self._repeat_later()
 
+    def started(self, report: ProcessStarted) -> None:
+        """Send that a process was started, together with others: behind what ranks have said, before what they say."""
+        if self._gathering is not None:
+            self.leave()
+        self._words.started(report)
+        if self._starting is None:
+            self._starting = self._loop.call_later(STARTS_WAIT * self._gather_s, self.leave)
+
     def leave(self) -> None:
         """Send what is gathered now, before anything else that the node has to say."""
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+        for timer in (self._gathering, self._starting):
+            if timer is not None:
+                timer.cancel()
+        self._gathering = self._starting = None
         if self._closed or not self._words.has_gathered:
             return
         self._words.leave(self._post, time.monotonic())
@@ -118,7 +128,7 @@ class Relay:
     def close(self) -> None:
         """Close the socket and remove its file. Idempotent."""
         self._closed = True
-        for timer in (self._gathering, self._repeating):
+        for timer in (self._gathering, self._starting, self._repeating):
             if timer is not None:
                 timer.cancel()
         self._to_ranks.clear()

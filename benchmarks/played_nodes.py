@@ -28,12 +28,13 @@ from midstep.protocol.messages import (
     NodeJoined,
     OrderRanks,
     ProbeProgress,
+    ProcessesStarted,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
     RankReport,
     RanksReported,
-    StartProcess,
+    StartProcesses,
     StopProcess,
 )
 from midstep.protocol.nonblocking import Context
@@ -141,13 +142,16 @@ class PlayedNode:
                 for order in message.orders:
                     self._saw(type(order.command).__name__.lower(), order.generation)
                 self._report(answers_of(self.ranks, message))
-            case StartProcess() as order:
-                self._saw("start", order.generation)
-                rank = self.ranks[order.rank] = PlayedRank(order, self._setting, self.name)
-                self._link.post(ProcessStarted(self.name, rank.running, warm=True))
+            case StartProcesses(starts=starts):
+                ranks = [PlayedRank(start, self._setting, self.name) for start in starts]
+                for rank in ranks:
+                    self._saw("start", rank.generation)
+                self.ranks.update((rank.running.rank, rank) for rank in ranks)
+                started = tuple(ProcessStarted(self.name, rank.running, warm=True) for rank in ranks)
+                self._link.post(ProcessesStarted(self.name, started))
                 if not self._started:
                     asyncio.get_running_loop().call_later(self._gather_s, self._join_ranks)
-                self._started.append(rank)
+                self._started += ranks
             case StopProcess(rank=number) if number in self.ranks:
                 stopped = self.ranks.pop(number)
                 self._link.post(ProcessExited(self.name, stopped.running, SIGKILL, time.time(), expected=True))

@@ -39,13 +39,15 @@ from midstep.protocol.messages import (
     Envelope,
     NodeHeartbeat,
     NodeJoined,
+    NodeReport,
     OrderRanks,
+    ProcessesStarted,
     ProcessExited,
     ProcessStarted,
     RankReport,
     RanksReported,
     Report,
-    StartProcess,
+    StartProcesses,
 )
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, JobSpec, StoreEndpoint, node_address
@@ -142,7 +144,7 @@ class Node:
         """Have all ranks report a broken collective."""
         self._said += [rank.complaint() for rank in self.ranks.values()]
 
-    def say(self, report: Report | RanksReported, *, reliable: bool = True) -> None:
+    def say(self, report: Report | NodeReport, *, reliable: bool = True) -> None:
         """Report in the agent's own name."""
         self.send(self._mailbox.post(report, CONTROLLER, time.monotonic(), reliable=reliable))
 
@@ -158,10 +160,12 @@ class Node:
         match envelope.body:
             case OrderRanks() as message:
                 self._said += answers_of(self.ranks, message)
-            case StartProcess() as order:
-                started = self.ranks[order.rank] = PlayedRank(order, self._setting, self.name)
-                self.say(ProcessStarted(self.name, started.running, warm=True))
-                self._said.append(started.joined())
+            case StartProcesses(starts=starts):
+                ranks = [PlayedRank(order, self._setting, self.name) for order in starts]
+                self.ranks.update((rank.running.rank, rank) for rank in ranks)
+                started = tuple(ProcessStarted(self.name, rank.running, warm=True) for rank in ranks)
+                self.say(ProcessesStarted(self.name, started))
+                self._said += [rank.joined() for rank in ranks]
 
     def frames(self) -> Iterator[Received]:
         """Yield what leaves."""
@@ -206,7 +210,7 @@ class Job:
         self._driver.begin()
         for node in self.nodes.values():
             node.say(NodeJoined(node.name, node.name, StoreEndpoint("127.0.0.1", 1), ()))
-        self.settle()
+        self.start_cpu_s = self.settle()
 
     def settle(self) -> float:
         """Let all answer each other until there is nothing more to say; return the CPU seconds of the turns."""
@@ -263,7 +267,7 @@ def measure(ranks: int, repeat: int) -> dict[str, Any]:
     finally:
         shutil.rmtree(root)
     heartbeat_us = 1e6 * statistics.median(beats) / len(job.nodes)
-    return {"ranks": job.size, "incident_cpu_s": losses, "heartbeat_us": heartbeat_us}
+    return {"ranks": job.size, "start_cpu_s": job.start_cpu_s, "incident_cpu_s": losses, "heartbeat_us": heartbeat_us}
 
 
 @click.command(help=__doc__)
@@ -272,15 +276,16 @@ def measure(ranks: int, repeat: int) -> dict[str, Any]:
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Write all figures to FILE.")
 def main(sizes: str, repeat: int, path: Path | None) -> None:
     """Measure all sizes; print a table, and write JSON where it is asked for."""
-    columns = ("CPU s of an incident, median (least-greatest)", "us per rank", "us per heartbeat")
-    print(f"{'ranks':>8} {columns[0]:>46} {columns[1]:>12} {columns[2]:>17}")
+    columns = ("CPU s of the start", "CPU s of an incident, median (least-greatest)", "us per rank", "us per heartbeat")
+    print(f"{'ranks':>8} {columns[0]:>19} {columns[1]:>46} {columns[2]:>12} {columns[3]:>17}")
     rows = []
     for size in map(int, sizes.split(",")):
         rows.append(row := measure(size, repeat))
         spread = figures.text(figures.spread(row["incident_cpu_s"]))
         per_rank_us = 1e6 * statistics.median(row["incident_cpu_s"]) / row["ranks"]
         beat_us = row["heartbeat_us"]
-        print(f"{row['ranks']:>8} {spread:>46} {per_rank_us:>12.0f} {beat_us:>17.0f}", flush=True)
+        start_s = row["start_cpu_s"]
+        print(f"{row['ranks']:>8} {start_s:>19.2f} {spread:>46} {per_rank_us:>12.0f} {beat_us:>17.0f}", flush=True)
     if path is not None:
         path.write_text(json.dumps({"machine": figures.machine(), "rows": rows}, indent=2) + "\n")
 

@@ -104,7 +104,7 @@ _BY_A_NODE = (
     m.NodeLost,  # of itself, when it leaves
     m.StoreMoved,
     m.ProcessesPrepared,
-    m.ProcessStarted,
+    m.ProcessesStarted,
     m.NewcomerWaiting,
     m.ProcessExited,
     m.ProgressReported,
@@ -114,7 +114,7 @@ _BY_A_NODE = (
 _WithoutIncarnation = m.CheckpointSaved | m.ActionEnded
 _OfARank = m.RankJoined | m.RankQuiesced | m.RankReady | m.StepCommitted | m.RankFinished | _WithoutIncarnation
 _WITH_REPORT = (m.RankJoined, m.RankQuiesced)
-_OF_A_PROCESS = (m.ProcessStarted, m.NewcomerWaiting, m.ProcessExited)
+_OF_A_PROCESS = (m.NewcomerWaiting, m.ProcessExited)
 _WITH_CLOCKS = (m.NodeHeartbeat, m.ProgressReported)
 # They are looked at process by process, and one that no controller has ordered to start is refused there.
 _OF_ORDERED_PROCESSES = (*_WITH_CLOCKS, m.RanksReported, m.Ack)
@@ -127,11 +127,12 @@ def refusal_of_node(envelope: m.Envelope, placement: PlacementHistory) -> str | 
         return None
     if not isinstance(body, _BY_A_NODE):
         return "not for an agent to say"
-    if placement.is_given_back(address) and not isinstance(body, m.NodeJoined | m.ProcessStarted):
+    if placement.is_given_back(address) and not isinstance(body, m.NodeJoined | m.ProcessesStarted):
         return "node was given back"
     if isinstance(body, m.FaultReported):
         return _refusal_of_report(body.report, address, placement)
-    if node_address(body.node) != address:
+    nodes = (each.node for each in body.started) if isinstance(body, m.ProcessesStarted) else ()
+    if any(node_address(node) != address for node in (body.node, *nodes)):
         return "about another node"
     return _refusal_of_processes(body, address, placement)
 
@@ -226,6 +227,8 @@ def _processes_of(body: m.Message) -> Sequence[tuple[int, int]]:
         return [(words.rank, words.incarnation) for words in body.ranks]
     if isinstance(body, m.NodeJoined):
         return [(process.rank, process.incarnation) for process in body.processes]
+    if isinstance(body, m.ProcessesStarted):
+        return [(each.process.rank, each.process.incarnation) for each in body.started]
     if not isinstance(body, _OF_A_PROCESS):
         return ()
     process = (body.process.rank, body.process.incarnation)

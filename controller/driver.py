@@ -31,6 +31,7 @@ from ..protocol.messages import (
     NodeStaying,
     NodeWords,
     PlatformJoined,
+    ProcessesStarted,
     RanksReported,
 )
 from ..protocol.types import CONTROLLER, FaultReport, node_address
@@ -353,6 +354,8 @@ class Driver:
             said = envelope.body.reports
             words = [self._taken_in(each.word, max(said_s - each.age_s, oldest_s)) for each in said]
             event = envelope.body.of_words(words)  # type: ignore[arg-type]  # what is filled in stays what it is
+        elif isinstance(envelope.body, ProcessesStarted):  # there is nothing to fill in
+            event = envelope.body
         else:  # admission lets nothing but reports through
             event = self._taken_in(envelope.body, said_s)  # type: ignore[arg-type]
         entry = JournalEntry(event, envelope.sender, envelope.session, envelope.number)

@@ -12,6 +12,8 @@ import msgspec
 from ..protocol.incidents import NoticeKind
 from ..protocol.messages import (
     FaultReported,
+    NodeReport,
+    ProcessesStarted,
     ProcessStarted,
     RankJoined,
     RankQuiesced,
@@ -57,7 +59,7 @@ class NoticeSettled(msgspec.Struct, frozen=True, tag=True):
 
 
 NoticeEvent = ConditionChanged | NoticeSettled
-Journaled = Event | RanksReported | NoticeEvent
+Journaled = Event | NodeReport | NoticeEvent
 
 
 class Decides(Protocol):
@@ -78,8 +80,10 @@ def handled_with(event: object) -> type | None:
 
 
 def each_event(journaled: Journaled) -> tuple[Event | NoticeEvent, ...]:
-    """Return the events of one that was journaled: several ranks of a node may have reported."""
-    return tuple(report.word for report in journaled.reports) if isinstance(journaled, RanksReported) else (journaled,)
+    """Return the events of one that was journaled: a node may have spoken of several of its processes."""
+    if isinstance(journaled, RanksReported):
+        return tuple(report.word for report in journaled.reports)
+    return journaled.started if isinstance(journaled, ProcessesStarted) else (journaled,)
 
 
 def together(journaled: Iterable[Journaled]) -> Iterator[Sequence[Event | NoticeEvent]]:
@@ -99,7 +103,7 @@ def in_runs(taken: Iterable[_Taken], event_of: Callable[[_Taken], Journaled]) ->
 
     Those of a run are taken in, acknowledged and acted on together.
     """
-    for is_run, group in groupby(taken, lambda each: isinstance(event_of(each), RanksReported | ProcessStarted)):
+    for is_run, group in groupby(taken, lambda each: isinstance(event_of(each), NodeReport)):
         if is_run:
             yield list(group)
         else:

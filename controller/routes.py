@@ -7,18 +7,21 @@ its journal.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from ..protocol import messages as m
 from ..protocol.bounds import MOST_OF_A_NODE
-from ..protocol.types import PLATFORM, RankProgress, RunningProcess, node_address, rank_address
+from ..protocol.types import PLATFORM, RankProgress, RunningProcess, node_address, rank_address, rank_of
 from .journaled import Journaled
 from .recovery.events import Action, Send
 
 _NODE_PREFIX = node_address("")
 WEIGHT_LIMIT = 8192  # of the orders in one message: each unit is a name and some numbers, of at most 1 kB
 UNROUTED_LIMIT = 64  # orders for a rank that no node has at present
+
+_Order = m.CommandToRank | m.StartProcess
 
 
 @dataclass
@@ -165,43 +168,61 @@ class Routes:
                 self._hosts[rank] = (process.incarnation, node_address(node))
 
 
-class RankOrders:
-    """The orders of one turn, by the connection through which their ranks are reached."""
+class TurnOrders:
+    """The orders of one turn, by the connection through which nodes and their ranks are reached."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._open: dict[str, list[m.CommandToRank]] = {}
+        self._open: dict[str, list[_Order]] = {}
+        self._where: dict[int, set[str]] = {}  # the connections for which an order to a rank is open
         self._unrouted: dict[int, list[m.CommandToRank]] = {}  # they wait until a node has the rank
+
+    def take(self, receiver: str, body: m.Command, generation: int) -> bool:
+        """Put what leaves with others into the next message for its node; say whether it is such an order."""
+        rank = rank_of(receiver)
+        if rank is not None and isinstance(body, m.RankCommand):
+            self.add(m.CommandToRank(rank, generation, body))
+        elif isinstance(body, m.StartProcess):
+            self._open.setdefault(receiver, []).append(body)
+        else:
+            return False
+        return True
 
     def add(self, order: m.CommandToRank) -> None:
         """Put an order into the next message for its rank's node."""
         connection = self._routes.connection(rank_address(order.rank))
         if connection is not None:
             self._open.setdefault(connection, []).extend((*self._unrouted.pop(order.rank, ()), order))
+            self._where.setdefault(order.rank, set()).add(connection)
             return
         waiting = self._unrouted.setdefault(order.rank, [])
         waiting.append(order)
         del waiting[:-UNROUTED_LIMIT]
 
     def forget(self, rank: int) -> None:
-        """Drop what is for a rank. What has gone to its agent is the agent's to forget."""
+        """Drop what is for a rank, and not its next process's start. What has gone to its agent is the agent's."""
         self._unrouted.pop(rank, None)
-        for connection, orders in list(self._open.items()):
-            left = [order for order in orders if order.rank != rank]
+        for connection in self._where.pop(rank, ()):
+            orders = self._open.pop(connection, ())
+            left = [each for each in orders if isinstance(each, m.StartProcess) or each.rank != rank]
             if left:
                 self._open[connection] = left
-            else:
-                del self._open[connection]
 
-    def close(self, connection: str) -> Iterator[m.OrderRanks]:
+    def forget_node(self, connection: str) -> None:
+        """Drop what is for a node that is gone."""
+        self._open.pop(connection, None)
+
+    def close(self, connection: str) -> Iterator[m.OrderRanks | m.StartProcesses]:
         """Yield the messages for a node, before anything else is sent to it: orders arrive as they were given."""
-        orders = self._open.pop(connection, [])
-        while orders:
-            count = _fitting(orders)
-            yield m.OrderRanks(tuple(orders[:count]))
-            del orders[:count]
+        for starts, group in groupby(self._open.pop(connection, ()), lambda each: isinstance(each, m.StartProcess)):
+            orders = list(group)
+            while orders:
+                count = _fitting(orders)
+                together = tuple(orders[:count])
+                yield m.StartProcesses(together) if starts else m.OrderRanks(together)  # type: ignore[arg-type]
+                del orders[:count]
 
-    def flush(self) -> Iterator[tuple[str, m.OrderRanks]]:
+    def flush(self) -> Iterator[tuple[str, m.OrderRanks | m.StartProcesses]]:
         """Yield all messages with their connections, at the end of a turn."""
         for rank in [rank for rank in self._unrouted if self._routes.connection(rank_address(rank)) is not None]:
             for order in self._unrouted.pop(rank):
@@ -209,9 +230,10 @@ class RankOrders:
         for connection in list(self._open):
             for message in self.close(connection):
                 yield connection, message
+        self._where.clear()
 
 
-def _fitting(orders: list[m.CommandToRank]) -> int:
+def _fitting(orders: Sequence[_Order]) -> int:
     """Return how many of the first orders go into one message: one at least."""
     weight = 0
     for count, order in enumerate(orders):
@@ -221,8 +243,10 @@ def _fitting(orders: list[m.CommandToRank]) -> int:
     return len(orders)
 
 
-def _weight(order: m.CommandToRank) -> int:
+def _weight(order: _Order) -> int:
     """Return how many entries of lists a command has, and one."""
+    if isinstance(order, m.StartProcess):
+        return 1
     command = order.command
     if isinstance(command, m.Rejoin):
         part = command.part

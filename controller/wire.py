@@ -3,7 +3,8 @@
 It joins transport, codec, admission, mailbox and routes, and leaves one promise to its user: what `receive` hands out
 is acknowledged only by `acknowledge`, that is after it is durable.
 
-A node is spoken to once: what its ranks are ordered in a turn leaves as one message (`protocol/rank_relay.py`).
+A node is spoken to once: what its ranks are ordered in a turn leaves as one message (`protocol/rank_relay.py`), and so
+does what it is to start.
 """
 
 import logging
@@ -23,18 +24,16 @@ from ..protocol.messages import (
     NEVER_JOURNALED,
     Ack,
     Command,
-    CommandToRank,
     EnrolmentRequested,
     Envelope,
     Message,
-    RankCommand,
     RanksReported,
 )
 from ..protocol.transport import Received, RouterSocket
 from ..protocol.types import node_address, rank_of
 from .admission import believed_of, refusal
 from .endpoints.proxied_router import ProxiedRouter
-from .routes import RankOrders, Routes
+from .routes import Routes, TurnOrders
 
 RECEIVE_LIMIT = 1000  # messages a turn, and what their frames have beyond it
 FRAMES_AT_ONCE = 16
@@ -73,7 +72,7 @@ class Wire:
         self._unconfirmed, self._most_unconfirmed = 0, max(UNCONFIRMED_LIMIT, UNCONFIRMED_PER_RANK * world_size)
         self._out_of_reach: dict[str, set[str]] = {}  # connections that are not there yet, and whom they lead to
         self._leaving: dict[str, list[bytes]] = {}  # what this turn has for each connection
-        self._orders = RankOrders(routes)  # what it has for ranks, not in a message yet
+        self._orders = TurnOrders(routes)  # what it has for ranks, and what is to start: not in a message yet
         self._ack_s = acknowledged_after(world_size)
         self._acks: dict[str, list[bytes]] = {}  # acknowledgements that wait for an order to the same connection
         self._acks_due: deque[tuple[float, str]] = deque()  # when they leave without one
@@ -214,9 +213,7 @@ class Wire:
     def send(self, receiver: str, body: Command, generation: int, now: float) -> None:
         """Send a command, again and again until it is acknowledged or forgotten."""
         self._mailbox.generation, self._now = generation, now
-        rank = rank_of(receiver)
-        if rank is not None and isinstance(body, RankCommand):
-            self._orders.add(CommandToRank(rank, generation, body))
+        if self._orders.take(receiver, body, generation):
             return
         for message in self._orders.close(receiver):
             self._post(receiver, message)
@@ -245,9 +242,10 @@ class Wire:
         """Stop resending to a receiver. What an agent has for one of its ranks is the agent's to forget."""
         rank = rank_of(receiver)
         if rank is None:
+            self._orders.forget_node(receiver)
             self._mailbox.forget(receiver)
-            return
-        self._orders.forget(rank)
+        else:
+            self._orders.forget(rank)
 
     def resend(self, now: float) -> None:
         """Send again what is due, and give up what is hopeless."""

@@ -23,7 +23,7 @@ from .messages import (
     NodeRefused,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 512  # a frame has a head, and in that of a proxy the name of its node
 _WITH_TEXT = (ActionEnded, CheckpointSaved, FaultReported, NodeChecked, NodeGoing, NodeLost, NodeRefused)

@@ -31,6 +31,7 @@ from .reports import (
     NodeWords,
     PlatformJoined,
     ProcessesPrepared,
+    ProcessesStarted,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -73,6 +74,7 @@ __all__ = [
     "NodeJoined",
     "NodeLost",
     "NodeRefused",
+    "NodeReport",
     "NodeStaying",
     "NodeWords",
     "OrderRanks",
@@ -81,6 +83,7 @@ __all__ = [
     "ProcessExited",
     "ProcessStarted",
     "ProcessesPrepared",
+    "ProcessesStarted",
     "ProgressReported",
     "Quiesce",
     "RankFinished",
@@ -96,6 +99,7 @@ __all__ = [
     "Resume",
     "SaveCheckpoint",
     "StartProcess",
+    "StartProcesses",
     "StepCommitted",
     "StopProcess",
     "StoreMoved",
@@ -173,6 +177,12 @@ class BuildAhead(msgspec.Struct, frozen=True, tag=True):
     """
 
     starts: tuple[StartProcess, ...] = ()
+
+
+class StartProcesses(msgspec.Struct, frozen=True, tag=True):
+    """Start these processes: all that the node is to start by one turn of the controller."""
+
+    starts: Annotated[tuple[StartProcess, ...], Meta(min_length=1, max_length=MOST_OF_A_NODE)]
 
 
 class StopProcess(msgspec.Struct, frozen=True, tag=True):
@@ -401,6 +411,7 @@ Command = (
     WelcomeNode
     | IntroduceNode
     | StartProcess
+    | StartProcesses
     | BuildAhead
     | StopProcess
     | Quiesce
@@ -420,7 +431,10 @@ Command = (
 )
 
 
-Message = Report | RanksReported | NodeWords | Command | Ack | Enrolment | ControllersListed
+NodeReport = ProcessesStarted | RanksReported
+"""All that a node has to say at one time, of several of its processes: each is an event of the machine by itself."""
+
+Message = Report | NodeReport | NodeWords | Command | Ack | Enrolment | ControllersListed
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

@@ -19,11 +19,22 @@ from .bounds import LATEST_S
 from .codec import MAX_MESSAGE_BYTES
 from .errors import MailboxFull
 from .mailbox import Mailbox
-from .messages import Ack, Envelope, OrderRanks, RankReport, RanksReported, RankWord
+from .messages import (
+    Ack,
+    Envelope,
+    NodeReport,
+    OrderRanks,
+    ProcessesStarted,
+    ProcessStarted,
+    RankReport,
+    RanksReported,
+    RankWord,
+)
 from .types import CONTROLLER, rank_address, rank_of
 
 GATHER_PER_RANK_S = 0.000005  # for each rank of the job: a small job is answered at once
 GATHER_MAX_S = 0.005
+STARTS_WAIT = 20  # times as long for what is only known to be started: nothing waits for that
 MOST_TOGETHER = 1024  # reports in one message
 MOST_TOGETHER_BYTES = 256 * 1024  # of one message, unless one report has more: it becomes one value of the journal
 MOST_OF_A_REPORT_BYTES = MAX_MESSAGE_BYTES - 4096  # what is around it in the message of its node has less
@@ -64,6 +75,7 @@ class RankRelay:
         self._ranks = Mailbox(job=job, address=CONTROLLER, session=session)  # speaks to ranks in the controller's name
         self._gathered: list[_Heard] = []
         self._spoke: set[int] = set()  # ranks of which something is gathered
+        self._started: list[ProcessStarted] = []  # before any of them has spoken
         self._unconfirmed: dict[int, list[Envelope]] = {}  # by the number of the node's message
 
     @property
@@ -98,13 +110,21 @@ class RankRelay:
     @property
     def has_gathered(self) -> bool:
         """Return whether there is something to send."""
-        return bool(self._gathered)
+        return bool(self._gathered or self._started)
 
-    def leave(self, post: Callable[[RanksReported], int | None], now: float) -> None:
+    def started(self, report: ProcessStarted) -> None:
+        """Gather that a process has been started; it is said before what is gathered of ranks."""
+        self._started.append(report)
+
+    def leave(self, post: Callable[[NodeReport], int | None], now: float) -> None:
         """Post what is gathered. `post` returns the number of the message, or None: it cannot be kept at present.
 
         Then it stays gathered, for the next time.
         """
+        while self._started:
+            if post(ProcessesStarted(self._node, tuple(self._started[:MOST_TOGETHER]))) is None:
+                return
+            del self._started[:MOST_TOGETHER]
         gathered, self._gathered = self._gathered, []
         self._spoke.clear()
         sent = 0

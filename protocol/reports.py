@@ -158,6 +158,16 @@ class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
     warm: bool
 
 
+class ProcessesStarted(msgspec.Struct, frozen=True, tag=True):
+    """A node has started processes: all that its agent has to say of them, in one message and one event of the journal.
+
+    The recovery machine is given each by itself.
+    """
+
+    node: Name
+    started: Annotated[tuple[ProcessStarted, ...], Meta(min_length=1, max_length=MOST_OF_A_NODE)]
+
+
 class ProcessesPrepared(msgspec.Struct, frozen=True, tag=True):
     """A node has prepared processes ahead of any fault: all that it is to have there, at one depth.
 

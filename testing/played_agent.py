@@ -135,6 +135,9 @@ class FakeAgent(ABC, Generic[Process]):
                 self.say(self.introduction())
             case m.StartProcess():
                 self._begin(order)
+            case m.StartProcesses(starts=starts):
+                for start in starts:
+                    self._begin(start)
             case m.BuildAhead(starts=starts):
                 ranks = tuple(start.rank for start in starts)
                 self.say(m.ProcessesPrepared(self.name, PreparedProcesses(StandbyDepth.BUILT, ranks, took_s=1.0)))
@@ -167,7 +170,11 @@ class FakeAgent(ABC, Generic[Process]):
         process = self.new_process(place, order)
         if process is not None:
             place.oldest, place.process = order.incarnation, process
-            self.say(m.ProcessStarted(self.name, process.running, warm=True))
+            self.started(m.ProcessStarted(self.name, process.running, warm=True))
+
+    def started(self, report: m.ProcessStarted) -> None:
+        """Report that a process was started. A subclass may do so with others."""
+        self.say(report)
 
     def exited(self, process: Process, status: int) -> m.ProcessExited:
         """Take a process that has ended off its place; return what is to be reported."""

@@ -26,17 +26,16 @@ from ...controller.recovery.events import (
 )
 from ...controller.recovery.machine import RecoveryMachine
 from ...controller.recovery.state import Phase
-from ...controller.routes import RankOrders, Routes
+from ...controller.routes import Routes, TurnOrders
 from ...controller.slow_ranks import SlowRanks
 from ...controller.time_account import TimeAccount
 from ...protocol.mailbox import Mailbox
 from ...protocol.messages import (
-    CommandToRank,
     Envelope,
     FaultReported,
     NodeHeartbeat,
     NodeLost,
-    RankCommand,
+    ProcessesStarted,
     RanksReported,
     Report,
 )
@@ -79,7 +78,7 @@ class Controller:
         world = self._world
         self.machine, self.times = self._new_machine(), TimeAccount()
         self._routes, self._liveness = Routes(), Liveness(world.policy.heartbeat)
-        self._orders = RankOrders(self._routes)
+        self._orders = TurnOrders(self._routes)
         mailbox = Mailbox(job=world.job.job, address=CONTROLLER, session=world.next_session())
         self._endpoint = Endpoint(
             mailbox, self._timeline, transmit=self._transmit, take=self._take, complain=world.fail
@@ -168,6 +167,8 @@ class Controller:
     def _take(self, envelope: Envelope) -> bool:
         body = envelope.body
         at_s = said_at(envelope, self._timeline.now)
+        if isinstance(body, ProcessesStarted):
+            return self._handle(body.started, envelope.sender, envelope.session, envelope.number)
         if not isinstance(body, RanksReported):
             assert isinstance(body, Report)
             return self._handle([stamped(body, at_s)], envelope.sender, envelope.session, envelope.number)
@@ -235,10 +236,7 @@ class Controller:
             for action in rest:
                 if not isinstance(action, Send):
                     continue
-                rank = rank_of(action.receiver)
-                if rank is not None and isinstance(action.body, RankCommand):
-                    orders.add(CommandToRank(rank, action.generation, action.body))
-                else:
+                if not orders.take(action.receiver, action.body, action.generation):
                     endpoint.post(action.body, action.receiver)
             for connection, message in orders.flush():
                 endpoint.post(message, connection)
@@ -248,9 +246,7 @@ class Controller:
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):
             self._endpoint.mailbox.generation = action.generation
-            rank = rank_of(action.receiver)
-            if rank is not None and isinstance(action.body, RankCommand):
-                self._orders.add(CommandToRank(rank, action.generation, action.body))
+            if self._orders.take(action.receiver, action.body, action.generation):
                 return
             for message in self._orders.close(action.receiver):
                 self._endpoint.post(message, action.receiver)
@@ -268,6 +264,7 @@ class Controller:
 
     def _learn(self, event: Event, actions: list[Action], now: float) -> None:
         if isinstance(event, NodeLost):
+            self._orders.forget_node(node_address(event.node))
             self._endpoint.mailbox.forget(node_address(event.node))
         self._routes.learn(event, actions)
         self._liveness.learn(event, now)

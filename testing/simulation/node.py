@@ -78,7 +78,7 @@ class SimulatedAgent(FakeAgent[Process]):
         self.store_frozen = False
         self._skew_s = SKEWS_S[len(world.agents) % len(SKEWS_S)]
         self._welcome = False
-        self._early: list[m.StartProcess] = []
+        self._early: list[m.StartProcesses] = []
         mailbox = Mailbox(job=world.job.job, address=node_address(name), session=world.next_session())
         self.endpoint = Endpoint(
             mailbox, world.timeline, transmit=self._transmit, take=self._take, complain=world.fail,
@@ -255,11 +255,11 @@ class SimulatedAgent(FakeAgent[Process]):
                 early, self._early = self._early, []
                 for each in early:
                     self.obey(each)
-            case m.IntroduceNode() | m.StartProcess() if self.leaving:
+            case m.IntroduceNode() | m.StartProcesses() if self.leaving:
                 pass
             case m.OrderRanks():
                 self._hand_on(self._words.order(order, envelope.term, self.world.timeline.now))
-            case m.StartProcess() if not self._welcome:
+            case m.StartProcesses() if not self._welcome:
                 self._early.append(order)
             case m.ArmFault(fault=fault):
                 process = self.hosts(fault.rank)
@@ -281,6 +281,14 @@ class SimulatedAgent(FakeAgent[Process]):
             self._words.forget(order.rank)
         start = super().start
         self.world.timeline.after(START_S, lambda: start(place, order) if self.alive and not self.leaving else None)
+
+    def started(self, report: m.ProcessStarted) -> None:
+        """Report it with others that were started at about this time, behind what ranks have said before."""
+        if self._gathering:
+            self._leave()
+        self._words.started(report)
+        self._gathering = True
+        self.world.timeline.after(GATHER_MAX_S, self._leave)
 
     def new_process(self, place: HostedRank[Process], order: m.StartProcess) -> Process | None:
         """Return the process that an order has started; None where it cannot be started, which has been reported."""

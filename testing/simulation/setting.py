@@ -161,7 +161,10 @@ def with_copies(setting: Setting, chance: random.Random) -> Setting:
     best_first = (RestoreSource.REPLICA, RestoreSource.HOST_COPY, RestoreSource.CHECKPOINT)
     restore = tuple(each for each in best_first if each in {*policy.restore, RestoreSource.HOST_COPY})
     policy = msgspec.structs.replace(policy, restore=restore, host_copy=chance.choice(copies))
-    return msgspec.structs.replace(setting, policy=policy, replicas=chance.choice((1, 1, setting.replicas)))
+    replicas = chance.choice((1, 1, setting.replicas))
+    if replicas < setting.size:  # those that join would find nothing
+        policy = msgspec.structs.replace(policy, scale=msgspec.structs.replace(policy.scale, in_place=False))
+    return msgspec.structs.replace(setting, policy=policy, replicas=replicas)
 
 
 def with_slow_ranks(setting: Setting, least_nodes: int = 2) -> Setting:

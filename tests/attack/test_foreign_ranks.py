@@ -23,6 +23,7 @@ from midstep.protocol.messages import (
     NodeHeartbeat,
     NodeJoined,
     NodeWords,
+    ProcessesStarted,
     ProcessExited,
     ProcessStarted,
     ProgressReported,
@@ -64,6 +65,11 @@ EXIT = FaultReport(FaultKind.EXIT, 1.0, A, "", rank=2, node="a", incarnation=1)
 def start(rank: int, incarnation: int, address: str, *, early: bool = False) -> Send:
     """The order to start a process."""
     return Send(address, StartProcess(rank, rank % 2, 0, incarnation, 1, 0, True, RENDEZVOUS, early), 1)
+
+
+def started(*processes: RunningProcess) -> ProcessesStarted:
+    """Node a says that it has started these."""
+    return ProcessesStarted("a", tuple(ProcessStarted("a", each, warm=True) for each in processes))
 
 
 def clock(rank: int, incarnation: int = 1) -> RankProgress:
@@ -150,8 +156,10 @@ OF_RANKS: Sequence[RankWord] = (
 )
 OF_AGENTS: Sequence[Message] = (
     NodeJoined("a", "a", STORE, (process(0), process(2))),
-    ProcessStarted("a", process(2), warm=True),
-    ProcessStarted("a", process(1, 7), warm=True),  # which has not been ordered
+    started(process(2)),
+    started(process(1), process(2)),
+    started(process(1, 7)),  # which has not been ordered
+    ProcessesStarted("a", (ProcessStarted("b", process(1), warm=True),)),
     NewcomerWaiting("a", process(2)),
     ProcessExited("a", process(2), -9, 1.0, expected=False),
     ProcessExited("a", process(1), -9, 1.0, expected=False, last=clock(2)),
@@ -290,7 +298,7 @@ def test_a_process_that_is_started_early_is_believed_on_its_node() -> None:
     """A newcomer of a planned change and the process that still holds the rank are each heard over their own node."""
     controller = Controller()
     controller.decide(start(2, 2, A, early=True))
-    assert controller.hear(A, ProcessStarted("a", process(2, 2), warm=True))
+    assert controller.hear(A, started(process(2, 2)))
     assert controller.hear(A, NewcomerWaiting("a", process(2, 2)))
     assert controller.hear(B, StepCommitted(2, 1, 1, 8, 1.0, 0.1), "rank/2")
     controller.decide(Send(B, StopProcess(2, 1, 0.0), 1))
@@ -312,6 +320,6 @@ def test_a_node_that_was_given_back_has_no_say() -> None:
     assert not controller.hear(A, NodeHeartbeat("a", 1.0, ()))
     assert not controller.hear(A, NodeWords("a", "still here"))
     assert controller.hear(A, NodeJoined("a", "a", STORE, (process(1),)))
-    assert controller.hear(A, ProcessStarted("a", process(1), warm=True))
+    assert controller.hear(A, started(process(1)))
     controller.decide(Send("platform", CreateNode("a"), 1))
     assert controller.hear(A, ProcessExited("a", process(1), -9, 1.0, expected=False))

@@ -9,6 +9,7 @@ from midstep.protocol.faults import ArmedFault, FaultAction, InjectionPoint
 from .comparing import assert_nobody_harmed, assert_same_numbers, finish
 from .conftest import StartJob
 from .jobs import ONE_NODE, ROOMY, Job, Record, inject
+from .test_injection_points import Incidents, gates_of, incidents_of
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -139,15 +140,12 @@ HANDED_ON: dict[str, Case] = {
         49,
     ),
 }
-Incidents = dict[str, dict[str, Any]]
 
 
 def run(start: StartJob, cases: dict[str, Case], **options: Any) -> tuple[Job, Incidents]:
-    job = start(device="fake", faults=[fault for faults, *_ in cases.values() for fault in faults], **options)
-    incidents = finish(job)["incidents"]
-    told = [(incident["cause"], incident["resumed_step"]) for incident in incidents]
-    assert len(incidents) == len(cases), f"{told}\n{job.said()}"
-    return job, dict(zip(cases, incidents, strict=True))
+    faults = [fault for faults, *_ in cases.values() for fault in faults]
+    job = start(device="fake", faults=faults, gates=gates_of(cases), **options)
+    return job, incidents_of(job, cases)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A rank is killed at every moment of a step, and a second one at every moment of the recovery from the first."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -166,12 +167,12 @@ def test_kills_in_recoveries_change_no_bit(
     assert_same_numbers(killed_in_recoveries.record(), undisturbed)
 
 
-def gates_of(cases: Cases) -> list[int]:
+def gates_of(cases: Mapping[str, tuple[Any, ...]]) -> list[int]:
     """Return a step in front of each case but the first: a fault in an incident that is still open belongs to that."""
-    return [faults[0].step - 1 for faults, _, _ in cases.values()][1:]
+    return [faults[0].step - 1 for faults, *_ in cases.values()][1:]
 
 
-def incidents_of(job: Job, cases: Cases) -> Incidents:
+def incidents_of(job: Job, cases: Mapping[str, tuple[Any, ...]]) -> Incidents:
     """Let one incident after the other happen, wait for the job, and return its incidents by case."""
     for gate in gates_of(cases):
         job.held_at(gate)

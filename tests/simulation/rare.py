@@ -24,6 +24,8 @@ def seen_by_hand() -> set[Happened]:
     return (
         _left_by_one_and_awaited_by_the_other()
         | _all_restarted_after_a_suspicion()
+        | _on_new_nodes_without_saving()
+        | _ended_by_a_suspicion()
         | _broken_before_the_world_was_back()
         | _back_at_a_wrong_step()
         | _saved_after_its_newcomer_has_failed()
@@ -106,6 +108,34 @@ def _all_restarted_after_a_suspicion() -> set[Happened]:
         suspecting.expect(Phase.WAITING)
         seen |= suspecting.seen
     return seen
+
+
+def _on_new_nodes_without_saving() -> set[Happened]:
+    """A process ends, or comes back at a wrong step, where nothing but a job on new nodes is left."""
+    unsaved = Policy(ladder=(RungPolicy(Rung.RESCHEDULE_JOB), STOP), save_before_reschedule=False)
+    running = Written(job(spares=0), unsaved, creates=True)
+    running.start()
+    running.feed(running.exited(1))
+    running.expect(Phase.WAITING)
+    once = msgspec.structs.replace(unsaved, ladder=(RungPolicy(Rung.RECOVER_IN_PLACE, attempts=1), *unsaved.ladder))
+    rejoining = Written(job(spares=0), once, creates=True)
+    rejoining.start()
+    rejoining.feed(rejoining.exited(1))
+    rejoining.feed(*(rejoining.quiesced(rank, 5, peers=[1]) for rank in (0, 2, 3)), rejoining.joined(1))
+    rejoining.feed(rejoining.ready(0, 99))
+    rejoining.expect(Phase.WAITING)
+    return running.seen | rejoining.seen
+
+
+def _ended_by_a_suspicion() -> set[Happened]:
+    """A fault whose rank does not come to light, under a policy that saves nothing."""
+    suspecting = Written(job(spares=0), Policy(ladder=(STOP,), save_before_reschedule=False))
+    suspecting.start()
+    suspecting.feed(suspecting.fault(0, FaultKind.COMMUNICATION))
+    suspecting.overdue()  # clocks are read once more
+    suspecting.overdue()
+    suspecting.expect(Phase.ENDED)
+    return suspecting.seen
 
 
 def _broken_before_the_world_was_back() -> set[Happened]:

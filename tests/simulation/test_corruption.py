@@ -17,7 +17,7 @@ from ..mutants.mutant import Mutant, applied
 
 SEEDS = 15
 # What was sent in an attempt that failed had a voice, and lost memory was compared with what had come in its place.
-ONCE_BLAMED_A_HEALTHY_RANK = (1545, 1625, 1746, 1765)
+ONCE_BLAMED_A_HEALTHY_RANK = (1545, 1625, 1747, 1765)
 ONCE_PASSED_IN_A_NEW_PROCESS = 20645  # it took memory that had changed by itself for its script's doing
 BALLOT, VOTES = "midstep.processor.ballot", "midstep.processor.votes"
 

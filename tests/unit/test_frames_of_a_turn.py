@@ -22,6 +22,7 @@ from midstep.protocol.messages import (
     Envelope,
     NodeHeartbeat,
     NodeJoined,
+    NodeReport,
     OrderRanks,
     Quiesce,
     RankFinished,
@@ -105,7 +106,7 @@ def said(rank: int) -> Envelope:
     return Mailbox(job="j", address=rank_address(rank), session=1).post(RankFinished(rank, 1, 1, 9), CONTROLLER, 0.0)
 
 
-def relay_of(socket: Socket, post: Callable[[RanksReported], int | None] = lambda _: None) -> Relay:
+def relay_of(socket: Socket, post: Callable[[NodeReport], int | None] = lambda _: None) -> Relay:
     """The relay of the agent of node a, with ranks 0 and 1."""
     return Relay(
         cast(RouterSocket, socket),

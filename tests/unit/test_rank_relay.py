@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from midstep.agent.relay import AGAIN_S
 from midstep.controller.recovery.events import ControllerStarted, Send
-from midstep.controller.routes import UNROUTED_LIMIT, WEIGHT_LIMIT, RankOrders, Routes
+from midstep.controller.routes import UNROUTED_LIMIT, WEIGHT_LIMIT, Routes, TurnOrders
 from midstep.protocol.bounds import MOST_OF_A_NODE
 from midstep.protocol.codec import decode, encode, frame_of
 from midstep.protocol.mailbox import RETRY_S, Mailbox
@@ -19,9 +19,13 @@ from midstep.protocol.messages import (
     Ack,
     ArmFault,
     CommandToRank,
+    CreateNode,
     Envelope,
     NodeJoined,
+    NodeReport,
     OrderRanks,
+    ProcessesStarted,
+    ProcessStarted,
     Quiesce,
     RankFinished,
     RankReport,
@@ -29,6 +33,8 @@ from midstep.protocol.messages import (
     Resume,
     SaveCheckpoint,
     StartProcess,
+    StartProcesses,
+    StopProcess,
 )
 from midstep.protocol.rank_relay import (
     GATHER_MAX_S,
@@ -36,12 +42,21 @@ from midstep.protocol.rank_relay import (
     MOST_TOGETHER,
     MOST_TOGETHER_BYTES,
     NOT_A_REPORT,
+    STARTS_WAIT,
     TOO_LARGE,
     RankRelay,
     gathering_of,
 )
 from midstep.protocol.transport import Received
-from midstep.protocol.types import CONTROLLER, ArmedFault, FaultAction, Rendezvous, node_address, rank_address
+from midstep.protocol.types import (
+    CONTROLLER,
+    ArmedFault,
+    FaultAction,
+    Rendezvous,
+    RunningProcess,
+    node_address,
+    rank_address,
+)
 
 from .test_frames_of_a_turn import Socket, relay_of
 
@@ -63,6 +78,14 @@ def quiesce(rank: int, generation: int) -> CommandToRank:
     return CommandToRank(rank, generation, Quiesce(rank, generation))
 
 
+def start(rank: int) -> StartProcess:
+    return StartProcess(rank, rank % 2, 0, 2, 3, 1, False, STORE)
+
+
+def start_of(rank: int) -> ProcessStarted:
+    return ProcessStarted("a", RunningProcess(rank, 100 + rank, 1, 1), warm=True)
+
+
 def relay() -> RankRelay:
     return RankRelay(job="j", node="a", session=7)
 
@@ -72,19 +95,75 @@ class Posted:
 
     def __init__(self, room: int = 1000) -> None:
         self.messages: list[RanksReported] = []
+        self.started: list[ProcessesStarted] = []
+        self.order: list[type] = []
         self.room = room
 
-    def __call__(self, message: RanksReported) -> int | None:
-        if len(self.messages) >= self.room:
+    def __call__(self, message: NodeReport) -> int | None:
+        if len(self.order) >= self.room:
             return None
-        self.messages.append(message)
-        return len(self.messages)
+        self.order.append(type(message))
+        if isinstance(message, ProcessesStarted):
+            self.started.append(message)
+        else:
+            self.messages.append(message)
+        return len(self.order)
 
     def ranks(self) -> list[list[int]]:
         return [[report.rank for report in message.reports] for message in self.messages]
 
 
 # --- up ---------------------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_were_started_are_one_message_before_what_they_say() -> None:
+    words, posted = relay(), Posted()
+    words.started(start_of(0))
+    words.hear(said(0), 100, 0.0)
+    words.started(start_of(1))
+    assert words.has_gathered
+    words.leave(posted, 0.0)
+    assert posted.order == [ProcessesStarted, RanksReported]
+    assert posted.started == [ProcessesStarted("a", (start_of(0), start_of(1)))]
+    assert not words.has_gathered
+
+
+def test_starts_that_cannot_be_posted_stay_gathered_and_so_does_all_behind_them() -> None:
+    words = relay()
+    words.started(start_of(0))
+    words.hear(said(0), 100, 0.0)
+    words.leave(Posted(room=0), 0.0)
+    posted = Posted(room=1)
+    words.leave(posted, 0.0)
+    assert posted.order == [ProcessesStarted]
+    words.leave(posted := Posted(), 0.0)
+    assert posted.order == [RanksReported]
+
+
+def test_an_agent_tells_of_starts_together_and_at_once_before_anything_else() -> None:
+    """Nothing waits for them, so they may be a while; a rank that speaks meanwhile does not wait for that."""
+
+    async def scenario() -> None:
+        posted = Posted()
+        agent = relay_of(Socket(), posted)
+        agent.expect_ranks(1_000_000)
+        agent.started(start_of(0))
+        agent.started(start_of(1))
+        assert posted.order == []
+        await asyncio.sleep(2 * STARTS_WAIT * GATHER_MAX_S)
+        assert posted.started == [ProcessesStarted("a", (start_of(0), start_of(1)))]
+        agent.started(start_of(2))
+        agent.leave()
+        assert posted.started[1:] == [ProcessesStarted("a", (start_of(2),))]
+        agent.received([Received("rank/0", "rank/0", frame_of(said(0)))])
+        agent.started(start_of(3))
+        assert posted.order[2:] == [RanksReported]  # it was first, and has left
+        agent.received([Received("rank/1", "rank/1", frame_of(said(1)))])
+        await asyncio.sleep(2 * GATHER_MAX_S)
+        assert posted.order[3:] == [ProcessesStarted, RanksReported]
+        agent.close()
+
+    asyncio.run(scenario())
 
 
 def test_reports_are_gathered_until_all_ranks_of_the_node_have_spoken() -> None:
@@ -334,6 +413,11 @@ def test_a_command_of_a_later_generation_replaces_those_for_its_rank_that_wait()
 # --- the controller's orders ------------------------------------------------------------------------------------------
 
 
+def orders_in(message: OrderRanks | StartProcesses) -> tuple[CommandToRank, ...]:
+    assert isinstance(message, OrderRanks)
+    return message.orders
+
+
 def started(routes: Routes, node: str, *ranks: int, incarnation: int = 1) -> None:
     """Have the controller order processes to start on a node."""
     starts = [
@@ -346,7 +430,7 @@ def test_orders_of_a_turn_are_one_message_for_each_node_in_the_order_given() -> 
     routes = Routes()
     started(routes, "a", 0, 1)
     started(routes, "b", 2)
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     for order in (quiesce(1, 2), quiesce(2, 2), quiesce(0, 2), CommandToRank(1, 2, Resume(1, 2, 4))):
         orders.add(order)
     assert dict(orders.flush()) == {
@@ -361,7 +445,7 @@ def test_what_a_node_was_ordered_for_ranks_comes_before_what_it_is_ordered_next(
     routes = Routes()
     started(routes, "a", 0)
     started(routes, "b", 2)
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     orders.add(quiesce(0, 2))
     orders.add(quiesce(2, 2))
     assert list(orders.close("node/a")) == [OrderRanks((quiesce(0, 2),))]
@@ -372,22 +456,66 @@ def test_what_a_node_was_ordered_for_ranks_comes_before_what_it_is_ordered_next(
     ]
 
 
+def test_all_that_a_node_is_to_start_in_a_turn_is_one_message() -> None:
+    """It stands where it was ordered: behind what ranks there were ordered before, in front of what comes after."""
+    routes = Routes()
+    started(routes, "a", 0)
+    orders = TurnOrders(routes)
+    for receiver, body in (
+        ("rank/0", Quiesce(0, 2)),
+        ("node/b", start(2)),
+        ("node/a", start(1)),
+        ("node/b", start(3)),
+        ("rank/0", Quiesce(0, 3)),
+    ):
+        assert orders.take(receiver, body, body.generation)
+    assert list(orders.flush()) == [
+        ("node/a", OrderRanks((quiesce(0, 2),))),
+        ("node/a", StartProcesses((start(1),))),
+        ("node/a", OrderRanks((quiesce(0, 3),))),
+        ("node/b", StartProcesses((start(2), start(3)))),
+    ]
+
+
+def test_orders_that_are_for_a_node_alone_leave_by_themselves() -> None:
+    assert not TurnOrders(Routes()).take("node/a", StopProcess(0, 1, 0.0), 1)
+    assert not TurnOrders(Routes()).take("platform", CreateNode("b"), 1)
+
+
+def test_a_rank_is_forgotten_without_the_start_of_its_next_process() -> None:
+    routes = Routes()
+    started(routes, "a", 0)
+    orders = TurnOrders(routes)
+    orders.add(quiesce(0, 2))
+    orders.take("node/a", start(0), 3)
+    orders.forget(0)
+    assert list(orders.flush()) == [("node/a", StartProcesses((start(0),)))]
+
+
+def test_a_node_that_is_gone_is_not_to_start_anything() -> None:
+    orders = TurnOrders(Routes())
+    orders.take("node/a", start(0), 3)
+    orders.take("node/b", start(2), 3)
+    orders.forget_node("node/a")
+    assert list(orders.flush()) == [("node/b", StartProcesses((start(2),)))]
+
+
 def test_orders_for_a_rank_without_a_node_wait_and_are_bounded() -> None:
     routes = Routes()
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     for generation in range(UNROUTED_LIMIT + 9):
         orders.add(quiesce(0, generation))
     assert list(orders.flush()) == []
     started(routes, "a", 0)
     [(node, message)] = orders.flush()
     assert node == "node/a"
-    assert [order.generation for order in message.orders] == [*range(9, UNROUTED_LIMIT + 9)]
+    assert [order.generation for order in orders_in(message)] == [*range(9, UNROUTED_LIMIT + 9)]
     assert list(orders.flush()) == []
 
 
 def test_what_has_waited_for_a_node_comes_before_newer_orders() -> None:
     routes = Routes()
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     orders.add(quiesce(0, 2))
     started(routes, "a", 0)
     orders.add(quiesce(0, 3))
@@ -397,16 +525,16 @@ def test_what_has_waited_for_a_node_comes_before_newer_orders() -> None:
 def test_a_message_has_no_more_orders_than_an_agent_takes() -> None:
     routes = Routes()
     started(routes, "a", 0)
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     for generation in range(MOST_OF_A_NODE + 1):
         orders.add(quiesce(0, generation))
-    assert [len(message.orders) for _, message in orders.flush()] == [MOST_OF_A_NODE, 1]
+    assert [len(orders_in(message)) for _, message in orders.flush()] == [MOST_OF_A_NODE, 1]
 
 
 def test_what_is_for_a_forgotten_rank_is_not_sent() -> None:
     routes = Routes()
     started(routes, "a", 0, 1)
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     for rank in (0, 1, 5):
         orders.add(quiesce(rank, 2))
     for rank in (0, 5):
@@ -418,11 +546,11 @@ def test_what_is_for_a_forgotten_rank_is_not_sent() -> None:
 def test_a_message_of_orders_has_a_bounded_size() -> None:
     routes = Routes()
     started(routes, "a", 0)
-    orders = RankOrders(routes)
+    orders = TurnOrders(routes)
     shards = tuple(map(str, range(WEIGHT_LIMIT // 2)))
     for publish in (False, False, True):
         orders.add(CommandToRank(0, 2, SaveCheckpoint(0, 2, 9, publish, shards)))
-    assert [len(message.orders) for _, message in orders.flush()] == [1, 1, 1]
+    assert [len(orders_in(message)) for _, message in orders.flush()] == [1, 1, 1]
 
 
 def test_orders_of_an_earlier_generation_are_outdated_in_the_mailbox() -> None:
@@ -533,7 +661,7 @@ class Job:
         boxes = [self.controller, self.agent, *self.ranks.values()]
         return all(box.next_due() is None for box in boxes) and self.relay.next_due() is None
 
-    def _post(self, body: RanksReported) -> int | None:
+    def _post(self, body: NodeReport) -> int | None:
         envelope = self.agent.post(body, CONTROLLER, self.now)
         self.up.put(envelope)
         return envelope.number

@@ -32,8 +32,10 @@ def complaint(rank: int) -> m.FaultReported:
     return m.FaultReported(FaultReport(FaultKind.COMMUNICATION, 5.0, address, "closed", rank, f"node{rank // 2}", 1, 1))
 
 
-def started(rank: int) -> m.ProcessStarted:
-    return m.ProcessStarted(f"node{rank // RANKS_PER_NODE}", RunningProcess(rank, 100 + rank, 1, 1), warm=True)
+def started(*ranks: int) -> m.ProcessesStarted:
+    node = f"node{ranks[0] // RANKS_PER_NODE}"
+    each = (m.ProcessStarted(node, RunningProcess(rank, 100 + rank, 1, 1), warm=True) for rank in ranks)
+    return m.ProcessesStarted(node, tuple(each))
 
 
 def course() -> list[list[Journaled]]:
@@ -43,7 +45,7 @@ def course() -> list[list[Journaled]]:
     return [
         [ControllerStarted(1)],
         [m.NodeJoined(f"node{n}", f"node{n}", StoreEndpoint("127.0.0.1", n + 1), ()) for n in range(NODES)],
-        [started(rank) for rank in RANKS],
+        [started(*RANKS[n * RANKS_PER_NODE :][:RANKS_PER_NODE]) for n in range(NODES)],
         [*of_nodes(joined)],
         [*of_nodes([m.RankReady(rank, 1, 1, 0, {"rebuild": 0.1}, 0) for rank in RANKS])],
         [*of_nodes([m.StepCommitted(rank, 1, 1, 1, 4.0, 0.1) for rank in RANKS])],

@@ -19,7 +19,14 @@ import pytest
 
 from midstep.agent.fork_server import PRELOAD_STORE
 from midstep.protocol import environment as names
-from midstep.protocol.messages import NodeJoined, ProcessExited, ProcessStarted, StartProcess, WelcomeNode
+from midstep.protocol.messages import (
+    NodeJoined,
+    ProcessExited,
+    ProcessStarted,
+    StartProcess,
+    StartProcesses,
+    WelcomeNode,
+)
 from midstep.protocol.types import JobSettings, JobSpec, Rendezvous
 
 from .least_controller import JOB, LONG_S, Controller
@@ -98,7 +105,7 @@ class Site:
             connected=True,
             store=Rendezvous(store.host, store.port, "of this test"),
         )
-        self.controller.order(msgspec.structs.replace(order, **changes), node)
+        self.controller.order(StartProcesses((msgspec.structs.replace(order, **changes),)), node)
 
     async def started(self, rank: int, incarnation: int = 0) -> ProcessStarted:
         return await self.controller.until(

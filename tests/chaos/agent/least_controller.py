@@ -13,7 +13,15 @@ from midstep.protocol.codec import envelopes_of, frame_of
 from midstep.protocol.compat import within
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.mailbox import Mailbox
-from midstep.protocol.messages import CommandToRank, Envelope, Message, OrderRanks, RankCommand, RanksReported
+from midstep.protocol.messages import (
+    CommandToRank,
+    Envelope,
+    Message,
+    OrderRanks,
+    ProcessesStarted,
+    RankCommand,
+    RanksReported,
+)
 from midstep.protocol.transport import Received, RouterSocket
 from midstep.protocol.types import CONTROLLER, PLATFORM, node_address
 
@@ -24,6 +32,8 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 def _words(body: Message) -> list[Message]:
+    if isinstance(body, ProcessesStarted):
+        return [body, *body.started]
     return [body, *(report.word for report in body.reports)] if isinstance(body, RanksReported) else [body]
 
 

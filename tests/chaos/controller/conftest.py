@@ -34,6 +34,7 @@ from midstep.protocol.messages import (
     NodeHeartbeat,
     NodeJoined,
     OrderRanks,
+    ProcessesStarted,
     ProcessExited,
     ProcessStarted,
     Quiesce,
@@ -46,6 +47,7 @@ from midstep.protocol.messages import (
     Rejoin,
     Resume,
     StartProcess,
+    StartProcesses,
     StepCommitted,
 )
 from midstep.protocol.transport import DealerSocket
@@ -169,8 +171,9 @@ class Node:
         self.obey(envelope.body)
 
     def obey(self, body: Message) -> None:
-        if isinstance(body, StartProcess):
-            self.start(body)
+        if isinstance(body, StartProcesses):
+            for start in body.starts:
+                self.start(start)
         elif isinstance(body, EndJob):
             self.ended = True
         elif isinstance(body, ArmFault):
@@ -194,7 +197,7 @@ class Node:
         rank = self.ranks[order.rank] = Rank(order, self.boxes.get(order.rank, 0))
         self.started.append((order.rank, order.incarnation))
         process = RunningProcess(rank.rank, rank.pid, rank.incarnation, rank.generation)
-        self.say(ProcessStarted(self.name, process, warm=True))
+        self.say(ProcessesStarted(self.name, (ProcessStarted(self.name, process, warm=True),)))
         report = rank.report()
         self.say_of(rank, RankJoined(rank.rank, rank.generation, rank.incarnation, rank.pid, report, 0.1))
 

@@ -42,6 +42,7 @@ from midstep.protocol.messages import (
     RanksReported,
     RankWord,
     StartProcess,
+    StartProcesses,
 )
 from midstep.protocol.transport import DealerSocket
 from midstep.protocol.types import JobSpec, Rendezvous, rank_of
@@ -155,6 +156,8 @@ class Peer:
 
 
 def _commands(body: Message) -> list[Message]:
+    if isinstance(body, StartProcesses):
+        return [*body.starts]
     return [order.command for order in body.orders] if isinstance(body, OrderRanks) else [body]
 
 

@@ -27,6 +27,7 @@ from midstep.protocol.messages import (
     NodeLost,
     NodeWords,
     OrderRanks,
+    ProcessesStarted,
     ProcessStarted,
     Quiesce,
     RankFinished,
@@ -201,7 +202,7 @@ def test_a_restarted_controller_replays_without_acting_and_takes_nothing_in_twic
         async with rig.controller():
             agent = rig.peer("node/a")
             said = agent.say(joined("a"))
-            agent.say(ProcessStarted("a", RunningProcess(2, 102, 1, 1), warm=True))
+            agent.say(ProcessesStarted("a", (ProcessStarted("a", RunningProcess(2, 102, 1, 1), warm=True),)))
             await rig.until(lambda: agent.acks == [1, 2] and agent.heard)
             endpoint = rig.endpoint
         second = type(first)(rig.machine._journal_file)

@@ -30,6 +30,7 @@ from midstep.protocol.messages import (
     KillNode,
     NodeJoined,
     NodeLost,
+    ProcessesStarted,
     ProcessStarted,
     RankFinished,
     RankReport,
@@ -65,7 +66,7 @@ def test_what_a_peer_may_not_say_is_refused_counted_and_not_journaled(rig: "Rig"
             for sender in ("rank/1", "rank/01", "rank/99"):  # their node speaks for them
                 a.say_as(sender, RankFinished(1, 1, 1, 1))
             a.say(RanksReported("b", (RankReport(1, 1, RankFinished(1, 1, 1, 1)),)))
-            a.say(ProcessStarted("a", RunningProcess(4, 1, 1, 1), warm=False))
+            a.say(ProcessesStarted("a", (ProcessStarted("a", RunningProcess(4, 1, 1, 1), warm=False),)))
             a.say(FaultReported(FaultReport(FaultKind.EXIT, 0.0, "a", "", rank=-1)))
             a.say(EndJob(0, "stop"))
             platform.say_as("rank/1", RankFinished(1, 1, 1, 1))
