@@ -85,7 +85,6 @@ class Heartbeat:
         lag_s = now - planned_s
         if lag_s > LAG_S:
             self._held_up(lag_s)
-        self._ranks.watch_memory()
         readings = self._ranks.progress()
         self._judge(readings, now)
         for process in self._ranks.waiting(readings):
@@ -94,6 +93,7 @@ class Heartbeat:
         self._ranks.write_copies()
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
+            self._ranks.watch_memory()
             readings = self._ranks.with_links(readings, now)
             self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
         soonest_s = self._ranks.rests.soonest_s()

@@ -76,12 +76,13 @@ class LinkReader:
     def __init__(self) -> None:
         self._sums: dict[Process, _Sums] = {}
         self._is_deaf = False
+        self._not_before_s = -math.inf  # the kernel is asked again; where no rank has a link, not with each heartbeat
 
     def added(
         self, readings: Sequence[RankProgress], pids: Mapping[Process, int], now: float
     ) -> tuple[RankProgress, ...]:
         """Return step clocks with the links of their processes, of which `pids` has the ids; for a heartbeat."""
-        if self._is_deaf:
+        if self._is_deaf or now < self._not_before_s:
             return tuple(readings)
         self._sums = {process: self._sums.get(process) or _Sums(pid) for process, pid in pids.items()}
         try:
@@ -90,7 +91,10 @@ class LinkReader:
             return self._give_up(readings, f"the kernel does not tell of connections: {error}")
         if len(connections) > MOST_CONNECTIONS:
             return self._give_up(readings, f"this machine has more than {MOST_CONNECTIONS} connections to others")
-        return tuple(self._with_links(reading, connections, now) for reading in readings)
+        told = tuple(self._with_links(reading, connections, now) for reading in readings)
+        if not any(sums.links for sums in self._sums.values()):  # as in a job on one machine
+            self._not_before_s = now + LOOK_S
+        return told
 
     def _give_up(self, readings: Sequence[RankProgress], why: str) -> tuple[RankProgress, ...]:
         self._is_deaf = True

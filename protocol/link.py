@@ -191,8 +191,9 @@ class ControllerLink:
 
     def _follow(self) -> None:
         """Look a silent controller up, and connect to where it is: another process may have its old port by now."""
-        self._next_lookup = self._loop.call_later(LOOKUP_EVERY_S, self._follow)
-        if self._loop.time() - self._heard_s < LOOKUP_S:
+        silent_s = self._loop.time() - self._heard_s
+        self._next_lookup = self._loop.call_later(max(LOOKUP_EVERY_S, LOOKUP_S - silent_s), self._follow)
+        if silent_s < LOOKUP_S:
             return
         try:
             endpoint = self._lookup()

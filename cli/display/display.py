@@ -7,8 +7,10 @@ is counted.
 """
 
 import logging
+import math
 import queue
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
@@ -32,6 +34,8 @@ from .terminal import Terminal
 
 MAX_WAITING = 1000  # lines for stderr
 ASK_S = 0.5
+# Each question takes some ms of the controller's core and of this one, which ranks may want for themselves.
+STEADY_S, STEADY_ASK_S = 10.0, 1.0  # a job in which nothing has happened for so long is asked about less often
 
 
 class ShownRanks(msgspec.Struct, frozen=True):
@@ -259,25 +263,42 @@ class _LogHandler(logging.Handler):
 
 
 class JobFollower:
-    """Compares the job's status with what it was at the last look."""
+    """Compares the job's status with what it was when last asked for."""
 
-    def __init__(self, run_directory: Path, say: Callable[[Text], None]) -> None:
-        self.committed = 0  # steps, as of the last look
+    def __init__(
+        self, run_directory: Path, say: Callable[[Text], None], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.committed = 0  # steps, as of the last answer
         self._run_directory = run_directory
         self._say = say
+        self._now = now
+        self._place = ("", 0, 0)  # phase, generation, incidents
+        self._moved_s = self._next_ask_s = -math.inf
         self._phase = ""
         self._decisions: dict[int, int] = {}
         self._closed: set[int] = set()
 
     def look(self) -> None:
-        """Ask the controller; say what is new. A controller that does not answer is tried again at the next look."""
+        """Ask the controller, unless nothing has happened for long and it was asked just before; say what is new.
+
+        A controller that does not answer is tried again at the next look.
+        """
+        now = self._now()
+        if now < self._next_ask_s:
+            return
         try:
             reply = ask(self._run_directory, StatusRequest(), ASK_S)
         except (NoController, MidstepError):
             return
         if isinstance(reply, StatusReply):
-            self.committed = reply.status.committed
-            self._compare(reply.status)
+            status = reply.status
+            self.committed = status.committed
+            place = (status.phase, status.generation, len(status.incidents))
+            if place != self._place:
+                self._place, self._moved_s = place, now
+            if now - self._moved_s > STEADY_S:
+                self._next_ask_s = now + STEADY_ASK_S
+            self._compare(status)
 
     def _compare(self, status: JobStatus) -> None:
         if status.phase != self._phase and not status.incidents:

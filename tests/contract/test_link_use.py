@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 import msgspec
 import pytest
 
-from midstep.agent.link_use import LEAST_BYTES, LOOK_S, LinkReader, each_connection
+from midstep.agent import link_use
+from midstep.agent.link_use import LEAST_BYTES, LOOK_S, LinkReader, TcpConnection, each_connection
 from midstep.protocol.types import Activity, LinkUse, RankProgress, StepTimes
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -127,3 +128,26 @@ def test_a_kernel_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
     reader = LinkReader()
     assert reader.added((CLOCK,), PIDS, 0.0) == reader.added((CLOCK,), PIDS, 9.0) == (CLOCK,)
     assert len(asked) == 1
+
+
+def test_the_kernel_is_asked_less_often_while_no_rank_is_connected_to_another_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A heartbeat is sent twice a second, and its agent takes its time from the ranks."""
+    asked, reader = [], LinkReader()
+
+    def ask() -> Iterator[TcpConnection]:
+        asked.append(1)
+        return each_connection()
+
+    monkeypatch.setattr(link_use, "each_connection", ask)
+    for tick in range(20):
+        read(reader, tick * LOOK_S / 4)
+    assert len(asked) == 5
+    with connection() as (sender, receiver):
+        sender.sendall(bytes(2 * LEAST_BYTES))
+        drain(receiver, 2 * LEAST_BYTES)
+        time.sleep(0.1)
+        asked.clear()
+        assert [len(read(reader, (20 + tick) * LOOK_S / 4)) for tick in range(4)] == [1, 1, 1, 1]
+        assert len(asked) == 4

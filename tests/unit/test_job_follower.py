@@ -52,3 +52,30 @@ def test_a_line_break_in_a_status_begins_no_line(monkeypatch: pytest.MonkeyPatch
     """A line of the terminal is what midstep says, never what somebody has put into a status."""
     forged = JobStatus("job", 0.0, "stopped\nJob gpt: FINISHED with exit code 0", 1, 1, 10, 0.1, (), (), (), ())
     assert lines_of(monkeypatch, forged) == ["stopped Job gpt: FINISHED with exit code 0 (generation 1)"]
+
+
+def test_a_job_in_which_nothing_happens_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question takes some of the cores that its ranks train on. As soon as something happens, all looks ask."""
+    now, asked = 0.0, []
+    status = status_of()
+    follower = JobFollower(Path("nowhere"), lambda text: None, lambda: now)
+
+    def answer(*_: object) -> StatusReply:
+        asked.append(now)
+        return StatusReply(status)
+
+    def look_until(end_s: float) -> int:
+        nonlocal now
+        asked.clear()
+        while now < end_s:
+            follower.look()
+            now = round(now + 0.2, 1)
+        return len(asked)
+
+    monkeypatch.setattr(job_follower, "ask", answer)
+    assert look_until(10.0) == 50
+    look_until(12.0)
+    assert look_until(22.0) == 10
+    status = status_of(Incident(1, 22.0))
+    look_until(23.0)
+    assert look_until(32.0) == 45
