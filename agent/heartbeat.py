@@ -11,6 +11,7 @@ Where the agent's own loop is late the whole machine may have been held up, and 
 
 import asyncio
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -29,6 +30,8 @@ from ..protocol.types import (
 )
 from .ranks import RankHost
 
+CLOCKS_PER_S = 5000  # step clocks of ranks that the controller is told in a second, all nodes together
+CLOCKS_MOST_S = 5.0  # and what it knows of them is no older
 TICK_S = 0.1
 LEAST_TICK_S = 0.01
 LAG_S = 0.05  # a loop that is later than this did not run
@@ -38,24 +41,40 @@ _Place = tuple[int, int, int, Activity, int]
 WAITING = frozenset({Activity.COLLECTIVE, Activity.COMMITTING})
 
 
-class Heartbeat:
-    """Ticks in the running loop from `start` to `close`. `post(message, reliable=...)` sends to the controller."""
+def clocks_every_s(world_size: int, heartbeat_s: float) -> float:
+    """Return how often the step clocks of a node are told in a job of so many ranks.
 
-    def __init__(self, node: str, ranks: RankHost, *, post: _Post) -> None:
+    In a large job most heartbeats are a sign of life alone, as its controller would take in thousands each second.
+    """
+    return max(heartbeat_s, min(CLOCKS_MOST_S, world_size / CLOCKS_PER_S))
+
+
+class Heartbeat:
+    """Ticks in the running loop from `start` to `close`. `post(message, reliable=...)` sends to the controller.
+
+    `sign` shows the controller that the node lives, and nothing else.
+    """
+
+    def __init__(self, node: str, ranks: RankHost, *, post: _Post, sign: Callable[[], None]) -> None:
         self._node = node
         self._ranks = ranks
         self._post = post
+        self._sign = sign
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = TICK_S
         self._next_heartbeat_s = 0.0
-        self._heartbeat_s = TICK_S
+        self._heartbeat_s = self._clocks_s = TICK_S
+        self._next_clocks_s = 0.0
         self._stalls: StallClock | None = None
         self._suspensions: SuspensionClock | None = None
 
-    def start(self, settings: JobSettings) -> None:
-        """Tick by these settings from now on. Call it again when the job's own are known."""
+    def start(self, settings: JobSettings, world_size: int = 1) -> None:
+        """Tick by these settings from now on. Call it again when the job's own are known, with its size."""
         self._heartbeat_s = settings.heartbeat_s
+        self._clocks_s = clocks_every_s(world_size, settings.heartbeat_s)
+        # Nodes that have all started at the same time do not tell theirs at the same time.
+        self._next_clocks_s = self._loop.time() + random.random() * (self._clocks_s - self._heartbeat_s)
         self._interval_s = min(TICK_S, settings.heartbeat_s)
         self._stalls = StallClock(
             factor=settings.stall_factor,
@@ -94,8 +113,12 @@ class Heartbeat:
         if now >= self._next_heartbeat_s:
             self._next_heartbeat_s = now + self._heartbeat_s - self._interval_s / 2
             self._ranks.watch_memory()
-            readings = self._ranks.with_links(readings, now)
-            self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
+            if now >= self._next_clocks_s:
+                self._next_clocks_s = now + self._clocks_s - self._heartbeat_s / 2
+                readings = self._ranks.with_links(readings, now)
+                self._post(NodeHeartbeat(self._node, time.time(), readings, self._ranks.reported()), reliable=False)
+            else:
+                self._sign()
         soonest_s = self._ranks.rests.soonest_s()
         if self._stalls is not None:
             soonest_s = min(soonest_s, self._stalls.soonest_s())

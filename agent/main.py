@@ -153,7 +153,7 @@ class Agent:
             ranks=self._ranks.numbers,
             post=self._link.post,
         )
-        self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post)
+        self._heartbeat = Heartbeat(options.node, self._ranks, post=self._link.post, sign=self._link.sign)
         self._checker = NodeChecker(options.node, self._reaper, post=self._link.post)
         say = partial(self._link.post, reliable=False)
         self._words = LastWords(options.node, self._ranks.logs, post=say, is_connected=lambda: self._link.connected)
@@ -257,7 +257,7 @@ class Agent:
         )
         self._ranks.welcome(job)
         self._scheduler.welcome(job)
-        self._heartbeat.start(job.settings)
+        self._heartbeat.start(job.settings, job.world_size)
 
     def _join(self) -> None:
         """Report what runs here to a controller that is new, or that had counted this node as lost."""

@@ -236,10 +236,7 @@ class RankHost:
         return tuple((process.running, process.log) for process in self._processes())
 
     def watch_memory(self) -> None:
-        """Read whether the kernel's OOM killer has acted, on this node or, without cgroups, on this machine.
-
-        Now and then, so that a kill of some other process explains no exit much later; each exit reads it, too.
-        """
+        """Read whether the kernel's OOM killer has acted, on this node or, without cgroups, on this machine."""
         self._memory_kills.observe(self._counter.read(), time.monotonic())
 
     def waiting(self, readings: Iterable[t.RankProgress]) -> tuple[t.RunningProcess, ...]:

@@ -9,6 +9,7 @@ controller is the same, and the cores that it shares with these nodes have less 
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -18,6 +19,7 @@ import zmq
 from played_proxy import PlayedProxy
 from played_rank import PlayedRank, Setting, answers_of
 
+from midstep.agent.heartbeat import clocks_every_s
 from midstep.protocol.identities import PROXY_FAMILY
 from midstep.protocol.keys import JobKeys
 from midstep.protocol.link import ControllerLink
@@ -92,6 +94,8 @@ class PlayedNode:
         self._setting = setting
         mailbox = Mailbox(job=setting.job, address=address, session=time.time_ns())
         self._gather_s = gathering_of(setting.world_size)
+        self._clocks_s = clocks_every_s(setting.world_size, setting.heartbeat_s)
+        self._next_clocks_s = time.monotonic() + random.random() * (self._clocks_s - setting.heartbeat_s)
         self._started: list[PlayedRank] = []  # and have not joined yet
         self._link = ControllerLink(
             mailbox,
@@ -107,7 +111,12 @@ class PlayedNode:
         self._report([rank.complaint() for rank in self.ranks.values()])
 
     def beat(self) -> None:
-        """Show that the node lives."""
+        """Show that the node lives, and where its ranks are as often as an agent does."""
+        now = time.monotonic()
+        if now < self._next_clocks_s:
+            self._link.sign()
+            return
+        self._next_clocks_s = now + self._clocks_s - self._setting.heartbeat_s / 2
         self._link.post(NodeHeartbeat(self.name, time.time(), self._clocks()), reliable=False)
 
     def kill(self, rank: int) -> None:
@@ -228,7 +237,10 @@ class _Nodes:
             await asyncio.sleep(max(0.0, began_s + self._heartbeat_s - time.monotonic()))
 
     def _obey(self) -> None:
-        order: Order = self._orders.recv()
+        try:
+            order: Order = self._orders.recv()
+        except EOFError:  # the benchmark was killed
+            order = End()
         match order:
             case KillRank(rank=rank):
                 for node in self._nodes.values():

@@ -228,8 +228,7 @@ class Driver:
 
     def report(self, report: FaultReport, answer: Answer) -> None:
         """Take in what a detector on this machine says; it is answered when that is durable. In the loop's thread."""
-        refused = self._requests.misfit(report)
-        if refused is None:
+        if (refused := self._requests.misfit(report)) is None:
             self._pend(FaultReported(report), answer)
         else:
             answer(refused)
@@ -273,6 +272,8 @@ class Driver:
         now = self._turned_s = self._clock.now()
         for arrival in self._wire.receive(now):
             self._take(arrival, now)
+        for connection in self._wire.alive:
+            self._hear(connection, now)
         self._serve(now)
         self._listen_for_silence(now)
         self._commit(self._clock.now())
@@ -333,14 +334,11 @@ class Driver:
         envelope = arrival.envelope
         if isinstance(envelope.body, NodeWords):  # no sign of life: nothing is decided by them
             self._words.take(envelope.body)
-        elif arrival.connection.startswith(_NODE_PREFIX):
-            node = arrival.connection.removeprefix(_NODE_PREFIX)
-            if self._liveness.hear(node, now):
-                self._pend(NodeReturned(node))
+        else:
+            self._hear(arrival.connection, now)
         if isinstance(envelope.body, NodeHeartbeat):
             self._board.take(envelope.body, now)
-            answer = self._told.answer(envelope.sender, now)
-            if answer is not None:
+            if (answer := self._told.answer(envelope.sender, now)) is not None:
                 self._wire.answer(arrival, answer, now)
         if isinstance(envelope.body, NEVER_JOURNALED):
             self._wire.acknowledge(arrival)
@@ -360,6 +358,11 @@ class Driver:
             event = self._taken_in(envelope.body, said_s)  # type: ignore[arg-type]
         entry = JournalEntry(event, envelope.sender, envelope.session, envelope.number)
         self._pending.append(Pending(entry, arrival))
+
+    def _hear(self, connection: str, now: float) -> None:
+        node = connection.removeprefix(_NODE_PREFIX)
+        if node != connection and self._liveness.hear(node, now):
+            self._pend(NodeReturned(node))
 
     def _pend(self, event: Event | NoticeEvent, answer: Answer | None = None) -> None:
         self._numbers += 1

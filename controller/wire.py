@@ -29,6 +29,7 @@ from ..protocol.messages import (
     Message,
     RanksReported,
 )
+from ..protocol.proxied import SIGN_OF_LIFE
 from ..protocol.transport import Received, RouterSocket
 from ..protocol.types import node_address, rank_of
 from .admission import believed_of, refusal
@@ -78,6 +79,7 @@ class Wire:
         self._acks_due: deque[tuple[float, str]] = deque()  # when they leave without one
         self._now = 0.0  # of this turn
         self.heard_only_beats = False  # when it received last
+        self.alive: list[str] = []  # connections on which nothing but a sign of life came then
         self._refused: Counter[str] = Counter()
         self._foreign: set[str] = set()  # connections whose version was logged
         self._resend_by_s = 0.0
@@ -101,15 +103,18 @@ class Wire:
     def receive(self, now: float) -> list[Arrival]:
         """Return fresh messages that have arrived, a bounded number; look at `pending` for more."""
         arrivals: list[Arrival] = []
-        count, self._now = 0, now
+        count, self._now, self.alive = 0, now, []
         while count < RECEIVE_LIMIT and (batch := self._next_frames()):
             for received in batch:
                 if received.identity.startswith(OPERATOR_PREFIX):
                     self._from_operators.append(received)  # those are no frames of envelopes
                     count += 1
+                elif received.data == SIGN_OF_LIFE:
+                    self.alive.append(received.identity)
+                    count += 1
                 else:
                     count += self._open(received, now, arrivals)
-        beats = sum(isinstance(arrival.envelope.body, NEVER_JOURNALED) for arrival in arrivals)
+        beats = len(self.alive) + sum(isinstance(each.envelope.body, NEVER_JOURNALED) for each in arrivals)
         self.heard_only_beats = 0 < count == beats
         for connection in [each for each in self._out_of_reach if self._router.knows(each)]:
             for receiver in self._out_of_reach.pop(connection):

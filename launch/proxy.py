@@ -38,7 +38,7 @@ from ..protocol.token import FullToken
 from ..protocol.transport import DealerSocket, Received, RouterSocket
 from ..protocol.types import node_address
 
-GATHER_S = 0.05  # what needs no answer soon waits for so long
+GATHER_S = 0.2  # what needs no answer soon waits for so long; acknowledgements may take 0.5 s
 ANSWER_S = 10.0  # for the controller to take this proxy in
 AWAY_S = 3.5  # a controller that is replaced within this time is waited for, by the nodes as well
 _OF_NODES = (node_address(""), JOINING_FAMILY)
@@ -129,10 +129,13 @@ class GatheredFrames:
         self._loop = asyncio.get_running_loop()
         self._parcels: list[Parcel] = []
         self._gone: list[str] = []
+        self._alive: dict[str, None] = {}  # in the order in which they were heard
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, parcels: Sequence[Parcel]) -> None:
-        """Take in what nodes have said, and which have just connected."""
+    def add(self, said: Sequence[Parcel]) -> None:
+        """Take in what nodes have said, and which have just connected. Signs of life leave with the next frame."""
+        self._alive.update((each.node, None) for each in said if each.data == SIGN_OF_LIFE)
+        parcels = [each for each in said if each.data != SIGN_OF_LIFE]
         self._parcels += parcels
         if any(not parcel.data or has_numbers(parcel.data) for parcel in parcels):
             self._leave_within(0.0)
@@ -154,14 +157,16 @@ class GatheredFrames:
             self._timer = None
         leaving, self._parcels = self._parcels, []
         gone, self._gone = tuple(self._gone), []
+        alive, self._alive = tuple(self._alive), {}
         for parcels in together(leaving) if leaving else [()]:
-            self._say(FromProxy(parcels, gone))
-            gone = ()
+            self._say(FromProxy(parcels, gone, alive=alive))
+            gone = alive = ()
 
     def clear(self) -> None:
         """Forget all that there is. Idempotent."""
         self._parcels.clear()
         self._gone.clear()
+        self._alive.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

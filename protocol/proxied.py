@@ -18,7 +18,7 @@ from .codec import MAX_FRAME_BYTES
 from .errors import MalformedMessage
 
 HEAD = b"\xc1"  # which MessagePack never uses
-SIGN_OF_LIFE = HEAD  # to each node: a proxy is there
+SIGN_OF_LIFE = HEAD  # to each node: a proxy is there; from a node: it lives, and has nothing to say
 SIGN_EVERY_S = 0.25  # to nodes, and to the controller
 SILENT_S = 1.0  # after so long without one a node looks for another way
 # For the nodes of a proxy that is silent: libzmq has given up its connection by then, and they have found another way.
@@ -40,12 +40,13 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class FromProxy(msgspec.Struct, frozen=True, array_like=True):
     """A proxy speaks. `begins`: its connection is new, and it knows no keys. `gone`: connections that are not there.
 
-    Without anything it is a sign of life.
+    `alive`: connections on which nothing but a sign of life came. Without anything it is a sign of life itself.
     """
 
     parcels: Annotated[tuple[Parcel, ...], msgspec.Meta(max_length=_MOST)] = ()
     gone: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=_MOST)] = ()
     begins: bool = False
+    alive: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=_MOST)] = ()
 
 
 class ToProxy(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,17 @@ from ...protocol.incidents import ProxyStatus
 from ...protocol.keys import ServerKeys
 from ...protocol.messages import JOINING_FAMILY
 from ...protocol.nonblocking import RECEIVE_LIMIT, Received
-from ...protocol.proxied import GRACE_S, SILENT_S, FromProxy, Parcel, ToProxy, frame_of, said_in, together
+from ...protocol.proxied import (
+    GRACE_S,
+    SIGN_OF_LIFE,
+    SILENT_S,
+    FromProxy,
+    Parcel,
+    ToProxy,
+    frame_of,
+    said_in,
+    together,
+)
 from ...protocol.transport import MAX_OF_FAMILIES, RouterSocket
 from ...protocol.types import node_address
 
@@ -144,7 +154,11 @@ class ProxiedRouter:
         for node in said.gone:
             if self._ways.get(node) == received.identity:
                 self._leave_way(node)
-        return [each for parcel in said.parcels if (each := self._of_node(parcel, received.identity, proxy))]
+        alive = [node for node in said.alive if self._ways.get(node) == received.identity]
+        return [
+            *(each for parcel in said.parcels if (each := self._of_node(parcel, received.identity, proxy))),
+            *(Received(node, node, SIGN_OF_LIFE) for node in alive),
+        ]
 
     def _of_node(self, parcel: Parcel, name: str, proxy: KnownProxy) -> Received | None:
         if not parcel.node.startswith(_OF_NODES):

@@ -9,7 +9,7 @@ from midstep.launch.proxy import GatheredFrames
 from midstep.protocol.codec import frame_of
 from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import NodeHeartbeat, NodeStaying
-from midstep.protocol.proxied import FromProxy, Parcel
+from midstep.protocol.proxied import SIGN_OF_LIFE, FromProxy, Parcel
 from midstep.protocol.types import CONTROLLER, node_address
 
 NODE, OTHER = node_address("a"), node_address("b")
@@ -53,3 +53,12 @@ def test_what_has_a_number_leaves_at_once_and_takes_the_rest_along(monkeypatch: 
 def test_a_node_that_has_just_connected_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "GATHER_S", LONG_S)
     assert said_of(Parcel(NODE, b"")) == [FromProxy((Parcel(NODE, b""),))]
+
+
+def test_signs_of_life_are_named_once_in_the_next_frame_and_make_none_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "GATHER_S", LONG_S)
+    signs = [Parcel(node, SIGN_OF_LIFE) for node in (NODE, OTHER, NODE)]
+    assert said_of(*signs) == []
+    assert said_of(*signs, REPORT) == [FromProxy((REPORT,), alive=(NODE, OTHER))]

@@ -21,6 +21,7 @@ from midstep.protocol.mailbox import Mailbox
 from midstep.protocol.messages import JOINING_FAMILY
 from midstep.protocol.proxied import (
     GRACE_S,
+    SIGN_OF_LIFE,
     SILENT_S,
     FromProxy,
     Parcel,
@@ -118,6 +119,13 @@ def test_a_node_that_has_only_connected_is_known_and_has_said_nothing(rig: Rig) 
     assert rig.hear(EAST, (A, b"")) == []
     assert rig.router.knows(A)
     assert not rig.router.knows(B)
+
+
+def test_signs_of_life_come_as_those_of_nodes_that_are_at_that_proxy(rig: Rig) -> None:
+    """One that has gone another way meanwhile is heard there."""
+    rig.hear(EAST, (A, b"1"), (B, b"2"))
+    rig.hear(WEST, (B, b"3"))
+    assert rig.hear(EAST, alive=(A, B, C)) == [Received(A, A, SIGN_OF_LIFE)]
 
 
 def test_a_node_is_answered_on_the_way_on_which_it_was_heard_last(rig: Rig) -> None:

@@ -33,6 +33,7 @@ from midstep.protocol.messages import (
     RankFinished,
     StartProcess,
 )
+from midstep.protocol.proxied import SIGN_OF_LIFE
 from midstep.protocol.reports import RankWords
 from midstep.protocol.types import Activity, RankProgress, Rendezvous, RunningProcess, StoreEndpoint
 
@@ -175,6 +176,34 @@ def test_a_silent_node_is_reported_lost_once_with_its_last_words_and_a_talking_o
             assert [(event.node, event.output) for event in lost] == [("b", "[agent] INFO hot")]
             assert rig.journaled().count("NodeLost") == 1
             assert "NodeWords" not in rig.journaled()
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_gives_signs_of_life_alone_is_not_silent(rig: "Rig") -> None:
+    """As most heartbeats of a large job are. What the connection has proven is whose sign it is."""
+
+    async def scenario() -> None:
+        rig.missed = 5
+        async with rig.controller() as (driver, _):
+            a, b = rig.peer("node/a"), rig.peer("node/b")
+            a.say(joined("a"))
+            b.say(joined("b"))
+            await rig.until(lambda: rig.machine.kinds().count("NodeJoined") == 2)
+
+            async def sign() -> None:
+                while True:
+                    a.socket.send(SIGN_OF_LIFE)
+                    await asyncio.sleep(0.05)
+
+            signs = asyncio.get_running_loop().create_task(sign())
+            try:
+                await rig.until(lambda: "NodeLost" in rig.machine.kinds())
+                await rig.quiet(1.0)
+            finally:
+                signs.cancel()
+            assert [event.node for event, _ in rig.machine.events if isinstance(event, NodeLost)] == ["b"]
+            assert driver.status().refused == {}
 
     asyncio.run(scenario())
 
