@@ -2,8 +2,9 @@
 
 steps: whole jobs by turns. The script under torchrun, where it is a plain one, is what the others are divided by: under
 `midstep run` without copies in host memory, with one in every step, with as many as `auto` takes, and with a copy at a
-buddy. recovery: rank 1 is killed once, in a job with DDP and in one on a mesh of two rows, or of one with a copy at a
-buddy, by turns, where each rank holds as much (`--same rank`), or both train the same model (`--same model`).
+buddy. Steps of one job differ from those of the next by some percent; how long all cores work for one says more.
+recovery: rank 1 is killed once, in a job with DDP and in one on a mesh of two rows, or of one with a copy at a buddy,
+by turns, where each rank holds as much (`--same rank`), or both train the same model (`--same model`).
 
 Copying is beside the step on another core: a machine without an idle core does not hide it.
 """
@@ -13,7 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import yaml
@@ -26,7 +27,7 @@ from midstep.benchmarks.peers.hsdp.midstep import PRELOAD
 SCRIPT, DDP = "fsdp_job.py", "ddp"
 NO_RANK = -1
 LIMIT_S = 900.0
-WARM_UP_STEPS, KILLED_STEP, STEPS_OF_RECOVERY = 6, 15, 20
+KILLED_STEP, STEPS_OF_RECOVERY = 15, 20
 SIZES = {"126M": 126_000_000, "1G": 1_000_000_000, "4M": 4_000_000}  # the last one: to try the script
 PLAIN = "torchrun"
 COPYING = ["replica", "host_copy", "checkpoint"]
@@ -62,12 +63,20 @@ def run(
     return notes
 
 
-def step_s(policy: dict[str, Any] | None, mesh: str, size: str, steps: int) -> float:
-    """Return the median step time of a job to which nothing happens."""
+class Step(NamedTuple):
+    """A step of a job: its median, and what all cores of the machine worked for one, launcher and agents included."""
+
+    time_s: float
+    busy_s: float
+
+
+def step_of(policy: dict[str, Any] | None, mesh: str, size: str, steps: int) -> Step:
+    """Measure a job to which nothing happens."""
     ranks = ranks_of(mesh)
     with tempfile.TemporaryDirectory(prefix="midstep-bench-") as name:
-        notes = run(Path(name), policy, ranks, steps + WARM_UP_STEPS, NO_RANK, mesh, SIZES[size])
-        return records.median_step_s(notes, ranks)
+        notes = run(Path(name), policy, ranks, steps + records.WARM_UP_STEPS, NO_RANK, mesh, SIZES[size])
+        began_s, ended_s = records.noted(notes, records.BUSY)
+        return Step(records.median_step_s(notes, ranks), (ended_s - began_s) / steps)
 
 
 def recovery(mesh: str, ranks: int, size_bytes: int, depth: str) -> records.Recovery:
@@ -100,14 +109,18 @@ def by_turns(kinds: dict[str, Callable[[], Any]], repeat: int) -> tuple[dict[str
 def steps_of(mesh: str, size: str, repeat: int, steps: int) -> dict[str, Any]:
     """Measure step times; return medians in seconds, and ratios to plain FSDP, turn by turn."""
     chosen: dict[str, dict[str, Any] | None] = {PLAIN: None, **POLICIES}
-    kinds = {name: _once(step_s, policy, mesh, size, steps) for name, policy in chosen.items()}
+    kinds = {name: _once(step_of, policy, mesh, size, steps) for name, policy in chosen.items()}
     found, foreign = by_turns(kinds, repeat)
+    times = {name: [each.time_s for each in values] for name, values in found.items()}
+    busy = {name: [each.busy_s for each in values] for name, values in found.items()}
     return {
         "mesh": mesh,
         "size": size,
         "foreign_cores": foreign,
-        "step_s": {name: figures.spread(values) for name, values in found.items()},
-        "ratio": {name: _ratios(values, found[PLAIN]) for name, values in found.items()},
+        "step_s": {name: figures.spread(values) for name, values in times.items()},
+        "ratio": {name: _ratios(values, times[PLAIN]) for name, values in times.items()},
+        "busy_s": {name: figures.spread(values) for name, values in busy.items()},
+        "busy_ratio": {name: _ratios(values, busy[PLAIN]) for name, values in busy.items()},
     }
 
 
@@ -146,9 +159,15 @@ def shown(result: dict[str, Any]) -> Table:
     table = Table(
         "", what.removesuffix("_s") + unit, "ratio", title=f"mesh {result['mesh']}, {result['size']}B a rank{also}"
     )
+    busy = result.get("busy_s", {})
+    for heading in ("all cores worked, ms", "ratio") if busy else ():
+        table.add_column(heading)
     for name, values in result[what].items():
         factor = 1 if what == "recovery_s" else 1000
-        table.add_row(name, figures.text(values, factor), figures.text(result["ratio"][name], digits=3))
+        row = [figures.text(values, factor), figures.text(result["ratio"][name], digits=3)]
+        if busy:
+            row += [figures.text(busy[name], 1000), figures.text(result["busy_ratio"][name], digits=3)]
+        table.add_row(name, *row)
     table.caption = f"foreign cores {figures.text(result['foreign_cores'])}"
     return table
 

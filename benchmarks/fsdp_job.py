@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep
-from midstep.benchmarks.records import Recorder, kill_once
+from midstep.benchmarks.records import BUSY, WARM_UP_STEPS, Recorder, kill_once
 from midstep.examples.gpt import GPT, VOCABULARY, Shape
 
 DDP = "ddp"  # as `fsdp.py` has it, which this would import with more than it needs
@@ -52,6 +53,12 @@ def batch(step: int, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
     return window[:, :-1], window[:, 1:]
 
 
+def busy_s() -> float:
+    """Return how long all cores of this machine together have worked so far."""
+    times = psutil.cpu_times()
+    return float(sum(times[:8]) - times.idle - times.iowait)  # what guests use is in the others
+
+
 def main(directory: Path, total: int, killed_step: int, mesh: str, size_bytes: int) -> None:
     """Train, and note when each step was done. A negative `killed_step`: no rank is killed."""
     torch.set_num_threads(1)
@@ -76,6 +83,8 @@ def main(directory: Path, total: int, killed_step: int, mesh: str, size_bytes: i
             with step.update():
                 optimizer.step()
             recorder.step(step.index)
+            if RANK == 0 and step.index in (WARM_UP_STEPS - 1, total - 1):
+                recorder.note(BUSY, busy_s())
 
     train()
     dist.destroy_process_group()

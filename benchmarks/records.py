@@ -20,6 +20,7 @@ NEIGHBOUR_S = 0.2  # a rank that goes with the node has noted its last step by t
 VOTED = "voted"  # in this step
 AROUND = 2  # steps before and after
 WARM_UP_STEPS = 5  # the first steps allocate; no median counts them
+BUSY = "busy_s"  # what all cores have worked by the end of the warm-up, and by the end of the job
 
 
 class Recorder:
