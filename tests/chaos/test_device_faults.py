@@ -144,21 +144,22 @@ HANDED_ON: dict[str, Case] = {
 
 def run(start: StartJob, cases: dict[str, Case], **options: Any) -> tuple[Job, Incidents]:
     faults = [fault for faults, *_ in cases.values() for fault in faults]
-    job = start(device="fake", faults=faults, gates=gates_of(cases), **options)
-    return job, incidents_of(job, cases)
+    job = start(device="fake", faults=faults, **options)
+    return job, incidents_of(job, cases, gated="gates" in options)
 
 
 @pytest.fixture(scope="module")
 def mended(start_shared_job: StartJob, undisturbed: Record) -> tuple[Job, Incidents]:
     assert undisturbed.ends  # that job is over: there are few cores
-    # More faults than a node is trusted with by default.
+    # More faults than a node is trusted with by default. Without gates, at which no stall would be found.
     return run(start_shared_job, MENDED, policy={**ROOMY, "node": {"failures": 100}}, **ONE_NODE)
 
 
 @pytest.fixture(scope="module")
 def replaced(start_shared_job: StartJob, mended: tuple[Job, Incidents]) -> tuple[Job, Incidents]:
     assert mended
-    return run(start_shared_job, {**REPLACED, **HANDED_ON}, spares=2, policy=IMPATIENT)
+    cases = {**REPLACED, **HANDED_ON}
+    return run(start_shared_job, cases, gates=gates_of(cases), spares=2, policy=IMPATIENT)
 
 
 def rungs(incident: dict[str, Any]) -> list[str]:
