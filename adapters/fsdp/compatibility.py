@@ -11,6 +11,7 @@ group was aborted, it must be called on the module that ran, and it leaves accum
 nothing.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ TESTED = ("2.9.1", "2.13.0", "2.14.1", "2.15.0")
 _STATE_HOMES = ("torch.distributed.fsdp._fully_shard._fsdp_state", "torch.distributed._composable.fsdp._fsdp_state")
 _BACKWARD_DONE = "_root_post_backward_final_callback"  # called on the outermost module that has run
 _CUDA_GRAPHS = "triton.cudagraphs"
+_STAGES = "torch.distributed.pipelining.stage"
 
 # What must be there, by the object that has it.
 _OF_STATES = ("_comm_ctx", "_state_ctx", "_training_state")
@@ -106,6 +108,25 @@ def refuse_unsupported(modules: Mapping[str, torch.nn.Module], optimizers: Mappi
     found += [*_graphs(modules), *_collective_updates(optimizers), *_scaling()]
     if found:
         raise ConfigurationError("this script shards its model in a way that cannot be recovered. " + "; ".join(found))
+
+
+def refuse_pipelines() -> None:
+    """Refuse stages of a pipeline, which a script may make after its state. Once, before a process trains.
+
+    Nothing that is registered leads to them, so the kinds of all objects are looked at, where that part of torch was
+    loaded: some 50 ms.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    module = sys.modules.get(_STAGES)
+    kinds = set() if module is None else {type(each) for each in gc.get_objects()}
+    if module is not None and any(issubclass(kind, module._PipelineStageBase) for kind in kinds):
+        raise ConfigurationError(
+            "this script has a stage of a pipeline (torch.distributed.pipelining), which cannot be recovered: in its "
+            "first step a schedule has the stages agree on shapes, which a new process would begin with, and all "
+            "others would not. Use fully_shard without it"
+        )
 
 
 def _missing_names(modules: Iterable[torch.nn.Module]) -> Iterator[str]:

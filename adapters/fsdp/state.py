@@ -30,6 +30,7 @@ from .compatibility import (
     clear_iteration,
     drop_gradients,
     fsdp_states,
+    refuse_pipelines,
     refuse_unsupported,
     reshard,
     tells_backward,
@@ -69,7 +70,11 @@ class ShardedTrainState(TrainState):
     # --- for the recovery: the Framework protocol -----------------------------------------------------------------
 
     def bind(self, ledger: "Ledger") -> None:
-        """Set the step ledger, and tell it of each forward and backward pass where other ranks can repeat them."""
+        """Set the step ledger, and tell it of each forward and backward pass where other ranks can repeat them.
+
+        Raises ConfigurationError where the model is a stage of a pipeline.
+        """
+        refuse_pipelines()
         super().bind(ledger)
         runtime = Runtime.current()
         if runtime is not None and runtime.settings.integrity_audit_steps and self.model_replica() is not None:

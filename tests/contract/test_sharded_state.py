@@ -1,8 +1,9 @@
 """The train state of a model that `fully_shard` was applied to: found by itself, cleared of interrupted steps."""
 
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 import midstep
 from midstep.adapters.fsdp import ShardedTrainState
-from midstep.adapters.fsdp.compatibility import clear_iteration
+from midstep.adapters.fsdp.compatibility import clear_iteration, refuse_pipelines
 from midstep.adapters.fsdp.shards import RankLayout, holders_of, rehearse_update, shard_name
 from midstep.protocol.errors import ConfigurationError, UnsupportedState
 
@@ -266,6 +268,20 @@ def test_what_cannot_be_recovered_is_refused_in_one_error_at_start(monkeypatch: 
         midstep.TrainState(model, muon)
     for part in ("CPUOffloadPolicy", "ProcessGroupAlloc", "CUDA graphs", "DistMuon"):
         assert part in str(raised.value)
+
+
+def test_a_stage_of_a_pipeline_is_refused_before_training() -> None:
+    """In its first step a schedule would exchange shapes with a newcomer, and with no other rank."""
+    model = sharded()
+    state = midstep.TrainState(model)
+    refuse_pipelines()
+    stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+    try:
+        with pytest.raises(ConfigurationError, match=r"torch\.distributed\.pipelining"):
+            state.bind(cast(Any, None))
+    finally:
+        del stage
+        gc.collect()  # no other test has one
 
 
 def test_other_ways_to_shard_are_refused_with_the_way_to_this_one() -> None:
