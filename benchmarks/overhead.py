@@ -220,6 +220,8 @@ def main(sizes: tuple[int, ...], repeat: int, steps: int, with_jobs: bool, file:
     """
     launching.end_jobs_on_sigterm()
     result = measure(sizes, repeat, steps, with_jobs=with_jobs)
+    if not result:
+        raise click.ClickException("no job came to its end")
     out = Console(width=None if console.is_terminal else 150, highlight=False)
     out.print(table(result), uses(result), parts(result))
     if file is not None:

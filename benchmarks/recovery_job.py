@@ -33,7 +33,7 @@ TORCHFT_COLLECTIVE_S, TORCHFT_S = 2.0, 10.0  # as it comes: 60 s each
 
 RANK = int(os.environ.get(REPLICA, os.environ["RANK"]))
 SHAPES = {"ten_million": TEN_MILLION, "eighty_million": Shape(layers=6, heads=8, width=1072, dropout=0.0)}
-SHAPE = SHAPES[sys.argv[4] if len(sys.argv) > 4 else "ten_million"]
+SHAPE = SHAPES[sys.argv[4] if __name__ == "__main__" and len(sys.argv) > 4 else "ten_million"]  # others import this
 
 
 def own_device() -> torch.device:
